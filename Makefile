@@ -1,0 +1,47 @@
+# make demo   set up, train on real text in four precisions, compare, leave plots in demo/
+# make test   set up, then every check: style, types, tests
+# make bench  speed against named peers; writes benchmarks/results/ (not for noisy machines)
+# make docs   write the measured tables of README and docs from benchmarks/results/
+# make clean  remove what make made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test bench docs clean
+
+demo: $(VENV)/.train
+	$(BIN)/halfword demo
+
+test: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not gpu and not soak"
+
+bench: $(VENV)/.train
+	$(BIN)/python benchmarks/train_loop.py
+
+docs: $(VENV)/.train
+	$(BIN)/python benchmarks/tables.py
+
+clean:
+	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "halfword needs Python 3.11 or newer; name one: make PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/.python
+	@echo "Setting up $(VENV). To download: about 450 MB with a CPU build of torch, 3 GB where pip"
+	@echo "picks the CUDA build. Once; later calls reuse it."
+	$(PIP) -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	@echo "Setting up the tools for tests. To download: about 60 MB."
+	$(PIP) -e '.[train,dev]'
+	@touch $@

@@ -1,0 +1,28 @@
+"""Where benchmark results go, and what each row says of the machine that made it."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from halfword.train.record import describe, versions
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, device and commit."""
+    device = describe(torch.device("cpu"), torch.get_num_threads())
+    del device["flags"]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent
+    )
+    return {"versions": versions(), "device": device, "commit": commit.stdout.strip() or None}
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write a result file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,0 +1,19 @@
+"""Checkpoints that resume to the last bit and never cost the previous one."""
+
+from halfword.checkpoint.contents import flatten, restore
+from halfword.checkpoint.folder import CheckpointError, Manifest, read, read_manifest, verify, write
+from halfword.checkpoint.writer import Writer, checkpoints, latest
+
+__all__ = [
+    "CheckpointError",
+    "Manifest",
+    "Writer",
+    "checkpoints",
+    "flatten",
+    "latest",
+    "read",
+    "read_manifest",
+    "restore",
+    "verify",
+    "write",
+]

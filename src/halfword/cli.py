@@ -1,0 +1,153 @@
+"""The command line: what a user types, and every mistake in it told in one line."""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+from rich.console import Console
+
+import halfword
+from halfword.errors import UsageError
+from halfword.train.config import TrainConfig, load_config
+
+NONFINITE = 1
+USAGE_ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (by default the process's own) and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    commands = _commands()
+    named = [argument for argument in arguments[:1] if argument in commands.commands]
+    name = " ".join(["halfword", *named])
+    try:
+        code = commands.main(arguments, prog_name="halfword", standalone_mode=False)
+    except UsageError as error:
+        return _fail(name, str(error), USAGE_ERROR)
+    except typer.TyperException as error:
+        return _fail(name, _in_one_line(error), USAGE_ERROR)
+    if code == INTERRUPTED:  # typer turned KeyboardInterrupt into it
+        return _fail(name, "interrupted", INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def train(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="a TOML file of settings, named as the options here"),
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Train a Llama-shaped model on text."""
+    from halfword.train.loop import run
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    run(load_config(config, given), Console())
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN RUN ...", help="run folders or step,loss CSV files")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for the report")],
+) -> int:
+    """Compare runs in loss, memory and time, and say whether they are equal bit for bit."""
+    from halfword.report import compare
+
+    return NONFINITE if compare(runs, output, Console()).has_nonfinite else 0
+
+
+def demo(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="folder for the runs and the report")
+    ] = Path("demo"),
+) -> int:
+    """Train under four precisions on text that comes with Python, and compare them."""
+    from halfword.demo import demo
+
+    return demo(output, Console())
+
+
+def _halfword(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="show the version")] = False,
+) -> None:
+    """Train in BF16, keep every bit of FP32."""
+    if version:
+        typer.echo(f"halfword {halfword.__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _commands() -> Any:
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        # --num-layers and --num_layers are one option; help shows the second.
+        context_settings={"token_normalize_func": lambda token: token.replace("-", "_")},
+    )
+    app.callback(invoke_without_command=True)(_halfword)
+    app.command()(_with_settings(train))
+    app.command()(compare)
+    app.command()(demo)
+    return typer.main.get_command(app)
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of TrainConfig."""
+    config = inspect.signature(command).parameters["config"]
+    options = [
+        config.replace(name=name, annotation=_option(name, field))
+        for name, field in TrainConfig.model_fields.items()
+    ]
+
+    def with_settings(**flags: Any) -> None:
+        command(**flags)
+
+    with_settings.__name__ = command.__name__
+    with_settings.__doc__ = command.__doc__
+    with_settings.__signature__ = inspect.Signature([config, *options])  # type: ignore[attr-defined]
+    return with_settings
+
+
+def _option(name: str, field: FieldInfo) -> Any:
+    """Turn a field into the annotation that typer makes an option from."""
+    kind: Any = field.annotation
+    if NoneType in get_args(kind):
+        kind = next(part for part in get_args(kind) if part is not NoneType)
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    metavar = None
+    if get_origin(kind) is Literal:  # pydantic checks the choice, for flags and files alike
+        kind, metavar = str, "|".join(get_args(kind))
+    spelling = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
+    help = str(field.description)
+    if isinstance(field.default, str | int | float) and kind is not bool:
+        help += f" [default: {field.default}]"
+    option = typer.Option(spelling, help=help, metavar=metavar, show_default=False)
+    return Annotated[kind | None, option]
+
+
+def _in_one_line(error: typer.TyperException) -> str:
+    """Say what typer found wrong as halfword does: the argument first, then the fix."""
+    message = error.message.rstrip(".")
+    if option := getattr(error, "option_name", None):
+        if near := getattr(error, "possibilities", None):
+            return f"{option}: no such option; did you mean {near[0]}?"
+        fix = message.removeprefix(f"Option {option!r} ").removesuffix(f": {option}")
+        return f"{option}: {fix[0].lower()}{fix[1:]}"
+    if parameter := getattr(error, "param", None):
+        fix = message.removeprefix("Input ") or "missing"
+        return f"{parameter.metavar or parameter.opts[0]}: {fix}"
+    return message[0].lower() + message[1:]
+
+
+def _fail(command: str, message: str, code: int) -> int:
+    print(f"{command}: {message}", file=sys.stderr)
+    return code

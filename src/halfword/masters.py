@@ -1,0 +1,55 @@
+"""A model in full precision: its state dict with every weight as its FP32 master."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from halfword.optimizer import Optimizer
+
+
+def fp32_state_dict(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return ``model.state_dict()`` with every optimized weight replaced by its FP32 master.
+
+    Buffers and weights that ``optimizer`` does not hold stay as they are, detached. Tied weights
+    share one tensor, as in the model.
+    """
+    masters: dict[Tensor, Tensor] = {}
+    held = optimizer.parameters()
+    state = model.state_dict(keep_vars=True)
+    for tensor in state.values():
+        if tensor in held and tensor not in masters:
+            masters[tensor] = optimizer.master_weight(tensor)
+    return {name: masters.get(tensor, tensor.detach()) for name, tensor in state.items()}
+
+
+@torch.no_grad()
+def load_fp32_state_dict(
+    model: nn.Module, optimizer: Optimizer, state_dict: Mapping[str, Tensor]
+) -> None:
+    """Write a state dict into a model, each optimized weight together with its master, in FP32.
+
+    The values become the master weights exactly, where their format holds FP32.
+
+    Raises:
+        ValueError: names or shapes that differ from the model's; nothing is written then.
+    """
+    targets = model.state_dict(keep_vars=True)
+    _check_names(targets, state_dict)
+    held = optimizer.parameters()
+    for name, target in targets.items():
+        if target in held:
+            optimizer.set_master_weight(target, state_dict[name])
+        else:
+            target.copy_(state_dict[name])
+
+
+def _check_names(targets: Mapping[str, Tensor], state_dict: Mapping[str, Tensor]) -> None:
+    for name in targets.keys() ^ state_dict.keys():
+        where = "missing in the state dict" if name in targets else "not a name of the model"
+        raise ValueError(f"{name}: {where}")
+    for name, target in targets.items():
+        if target.shape != state_dict[name].shape:
+            raise ValueError(
+                f"{name}: shape {tuple(state_dict[name].shape)}, must be {tuple(target.shape)}"
+            )

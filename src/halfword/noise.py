@@ -1,0 +1,89 @@
+"""Counter-based random bits: a pure function of what is rounded, never of when or where.
+
+The bits of an element depend on (seed, step, parameter identity, state name, element index) and on
+nothing else, so they are the same on every replica, for every sharding, after every resume, and
+torch's generators are never touched. docs/numerics.md states the function; all of it is 32-bit
+arithmetic modulo 2^32 per element, because that is what vector units are fast at.
+"""
+
+import functools
+import hashlib
+
+import torch
+from torch import Tensor
+
+_MASK64 = (1 << 64) - 1
+_GOLDEN64 = 0x9E3779B97F4A7C15
+_GOLDEN32 = 0x9E3779B9
+
+
+def identity_of_name(name: str) -> int:
+    """Return the 64-bit identity of a parameter with a fully qualified name."""
+    return _hash64(b"name", name.encode())
+
+
+def identity_of_position(position: int) -> int:
+    """Return the 64-bit identity of an unnamed parameter: its position over all groups."""
+    return _hash64(b"position", position.to_bytes(8, "little"))
+
+
+def key(seed: int, identity: int, state: str, step: int) -> tuple[int, int]:
+    """Return two 32-bit words that select the noise of one state of one parameter at one step.
+
+    Args:
+        seed: the optimizer's seed, any 64-bit integer.
+        identity: the parameter's 64-bit identity.
+        state: the name of what is rounded: a slot such as ``exp_avg``, or ``weight``.
+        step: the parameter's step, counted from 1 at its first update.
+    """
+    mixed = _splitmix64((_stream(seed, identity, state) + step * _GOLDEN64) & _MASK64)
+    return mixed & 0xFFFFFFFF, mixed >> 32
+
+
+def bits(
+    key: tuple[int, int], start: int, count: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return 32 random bits for each of ``count`` elements from global index ``start`` on.
+
+    Returns:
+        int32 tensor of shape ``(count,)``; its bit patterns are uniform.
+    """
+    index = torch.arange(start, start + count, dtype=torch.int64, device=device)
+    low, high = index.to(torch.int32), (index >> 32).to(torch.int32)
+    inner = _lowbias32(low ^ _int32(key[0]))
+    return _lowbias32(inner + ((high * _int32(_GOLDEN32)) ^ _int32(key[1])))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _stream(seed: int, identity: int, state: str) -> int:
+    words = (seed & _MASK64).to_bytes(8, "little") + identity.to_bytes(8, "little")
+    return _hash64(b"stream", words + state.encode())
+
+
+def _hash64(domain: bytes, data: bytes) -> int:
+    digest = hashlib.blake2b(data, digest_size=8, person=domain.ljust(16, b"\0")).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _splitmix64(z: int) -> int:
+    """Finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable PRNGs", OOPSLA 2014)."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
+
+def _lowbias32(x: Tensor) -> Tensor:
+    """Mix 32 bits by a bijection of very low bias (Wellons, hash-prospector, 2018)."""
+    x = (x ^ _shift_right(x, 16)) * 0x7FEB352D
+    x = (x ^ _shift_right(x, 15)) * _int32(0x846CA68B)
+    return x ^ _shift_right(x, 16)
+
+
+def _shift_right(x: Tensor, count: int) -> Tensor:
+    """Shift unsigned: ``>>`` on int32 would repeat the sign bit."""
+    return (x >> count) & ((1 << (32 - count)) - 1)
+
+
+def _int32(word: int) -> int:
+    """Return the signed integer with the bit pattern of the unsigned 32-bit ``word``."""
+    return word - (1 << 32) if word >= 1 << 31 else word

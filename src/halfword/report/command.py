@@ -1,0 +1,46 @@
+"""`compare`: read runs, hold them against each other, print and write what was found."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from halfword.errors import UsageError
+from halfword.report.comparison import Comparison, build
+from halfword.report.page import remarks_on_equality, write
+from halfword.report.runs import load_runs
+from halfword.report.tables import tables
+
+
+def compare(paths: Sequence[Path], output: Path, console: Console) -> Comparison:
+    """Compare two runs or more: tables on the console, a page and plots in `output`.
+
+    Args:
+        paths: run folders, or `step,loss` CSV files; the others are held against the first.
+        output: a folder, made if missing. Nothing is written before everything was read.
+        console: where the tables, warnings and the sentence go.
+
+    Raises:
+        UsageError: a path is not a run, a file in it is damaged, or the output cannot be written.
+    """
+    if output.exists() and not output.is_dir():
+        raise UsageError("--output", output, "is a file; name a folder")
+    comparison = build(load_runs(paths))
+    written = write(comparison, output)
+    _show(comparison, written, console)
+    return comparison
+
+
+def _show(comparison: Comparison, written: Sequence[Path], console: Console) -> None:
+    for table in tables(comparison):
+        console.print(table.to_rich())
+        console.print()
+    # One line each, however narrow the terminal, so that they can be searched and piped.
+    for remark in remarks_on_equality(comparison):
+        console.print(Text(remark), soft_wrap=True)
+    for warning in comparison.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    console.print()
+    console.print(Text(comparison.sentence(), style="bold"), soft_wrap=True)
+    console.print(Text("Written: " + " ".join(map(str, written))), soft_wrap=True)

@@ -1,0 +1,131 @@
+"""Checks of a parameter group's settings, and the formats they choose.
+
+Every message names the option, its value and the fix; tests pin the wording.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfword.backends import BACKENDS
+from halfword.formats import MASTER_WEIGHTS, MOMENTS, Format
+from halfword.rules import Rule
+
+ON_NONFINITE = ("propagate", "skip", "raise")
+
+RECEIVER_KEYS = (
+    "params",
+    "master_weights",
+    "moments",
+    "backend",
+    "on_nonfinite",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+)
+"""Group entries that say how an optimizer works here, not what was trained: loading keeps them."""
+
+
+def numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group's settings with every tensor among them read as a Python float.
+
+    Raises:
+        ValueError: a tensor of more than one element.
+    """
+    values = {name: value for name, value in group.items() if name != "params"}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                shape = tuple(value.shape)
+                raise ValueError(f"{name} has shape {shape}: a tensor must hold one element")
+            values[name] = float(value)
+    if "betas" in values:
+        values["betas"] = tuple(float(beta) for beta in values["betas"])
+    return values
+
+
+def check_group(group: Mapping[str, Any], rule: Rule) -> None:
+    """Raise ValueError unless every setting of a parameter group is valid and can be honoured."""
+    for name in ("lr", "eps", "weight_decay", "momentum"):
+        if name in group:
+            _check_range(name, group[name], 0.0, math.inf)
+    for index, beta in enumerate(group.get("betas", ())):
+        _check_range(f"betas[{index}]", beta, 0.0, 1.0)
+    if "dampening" in group and not math.isfinite(group["dampening"]):
+        raise ValueError(f"dampening={group['dampening']}: must be finite")
+    if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
+        raise ValueError("nesterov=True: needs momentum > 0 and dampening=0")
+    _check_implementation(group)
+    _check_choice("on_nonfinite", group["on_nonfinite"], ON_NONFINITE)
+    _check_choice("backend", group["backend"], ("auto", *BACKENDS))
+    _check_choice("master_weights", group["master_weights"], MASTER_WEIGHTS[torch.bfloat16])
+    slot_formats(group["moments"], rule)
+
+
+def check_parameter(parameter: Tensor, label: str) -> None:
+    """Raise ValueError unless halfword can optimize ``parameter``."""
+    if parameter.is_meta:
+        raise ValueError(
+            f"{label} is on the meta device: materialize the model before making the optimizer"
+        )
+    if parameter.layout != torch.strided:
+        raise ValueError(
+            f"{label} has layout {parameter.layout}: only dense parameters are supported"
+        )
+    if parameter.dtype not in MASTER_WEIGHTS:
+        raise ValueError(
+            f"{label} has dtype {dtype_name(parameter.dtype)}: use float32, bfloat16 or float16"
+        )
+
+
+def weight_format(setting: str, parameter: Tensor, label: str) -> Format:
+    """Return the format that ``master_weights=setting`` means here, or raise ValueError."""
+    formats = MASTER_WEIGHTS[parameter.dtype]
+    if setting not in formats:
+        raise ValueError(
+            f"master_weights={setting!r}: {label} is {dtype_name(parameter.dtype)}, which takes "
+            + " or ".join(repr(name) for name in formats)
+        )
+    return formats[setting]
+
+
+def slot_formats(setting: str | tuple[str, ...], rule: Rule) -> tuple[Format, ...]:
+    """Return the formats that ``moments=setting`` means for a rule's slots, or raise ValueError."""
+    names = (setting,) * len(rule.slots) if isinstance(setting, str) else tuple(setting)
+    for name in (setting,) if isinstance(setting, str) else names:
+        _check_choice("moments", name, MOMENTS)
+    if len(names) != len(rule.slots):
+        slots = ", ".join(slot.name for slot in rule.slots) or "none"
+        raise ValueError(f"moments={setting!r}: {rule.name} keeps {len(rule.slots)} ({slots})")
+    return tuple(MOMENTS[name] for name in names)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without its module: ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_implementation(group: Mapping[str, Any]) -> None:
+    if group.get("amsgrad"):
+        raise ValueError("amsgrad=True: not supported; AdamW and Adam keep two moments")
+    if group.get("differentiable"):
+        raise ValueError("differentiable=True: not supported; use torch.optim for it")
+    if group.get("capturable"):
+        raise ValueError("capturable=True: needs a GPU backend, which this version does not have")
+    if group.get("foreach") and group.get("fused"):
+        raise ValueError("foreach=True, fused=True: at most one of the two may be True")
+
+
+def _check_range(name: str, value: float, low: float, below: float) -> None:
+    if not low <= value < below:
+        limit = "finite" if math.isinf(below) else f"below {below:g}"
+        raise ValueError(f"{name}={value}: must be at least {low:g} and {limit}")
+
+
+def _check_choice(name: str, value: Any, choices: Any) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: use one of " + ", ".join(map(repr, choices)))

@@ -1,0 +1,231 @@
+"""The settings of a run: one flat table, which is the TOML file, the flags and their help at once.
+
+Precedence: defaults, then the TOML file, then flags.
+"""
+
+import difflib
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+
+from halfword.errors import UsageError
+
+Precision = Literal["fp32-master", "exact", "exact-bf16", "bf16", "bf16-sr"]
+MasterWeights = Literal["split", "split24", "fp32", "bf16", "bf16-sr"]
+Moments = Literal["fp32", "bf16", "bf16-sr"]
+Schedule = Literal["constant", "linear", "cosine", "wsd"]
+
+
+class Formats(NamedTuple):
+    """How master weights and moments are kept, as the optimizers' arguments of these names."""
+
+    master_weights: MasterWeights
+    moments: Moments
+
+
+PRESETS: dict[Precision, Formats] = {
+    "fp32-master": Formats("fp32", "fp32"),
+    "exact": Formats("split", "fp32"),
+    "exact-bf16": Formats("split", "bf16-sr"),
+    "bf16": Formats("bf16", "bf16"),
+    "bf16-sr": Formats("bf16-sr", "bf16-sr"),
+}
+
+# Where one run writes. Not part of what config.toml repeats: a second run writes elsewhere.
+PLACES = frozenset({"run", "overwrite", "loss_log_file"})
+
+AnyPath = Annotated[Path, Strict(False)]  # a TOML file can only give a string
+
+
+def _default_ffn_dim(settings: dict[str, Any]) -> int:
+    hidden_dim: int = settings["hidden_dim"]
+    return 32 * math.ceil(hidden_dim * 8 / 3 / 32)
+
+
+def _default_lr_warmup_steps(settings: dict[str, Any]) -> int:
+    return min(100, int(settings["num_steps"]) // 10)
+
+
+def _all_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class TrainConfig(BaseModel):
+    """All settings of one training run, checked; a field's description is its flag's help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    run: AnyPath | None = Field(
+        None, description="folder for the run's files [default: runs/PRECISION, numbered if taken]"
+    )
+    overwrite: bool = Field(False, description="replace the run that --run holds")
+    loss_log_file: AnyPath | None = Field(
+        None, description="a CSV file that also gets step,loss rows"
+    )
+
+    precision: Precision = Field(
+        "exact", description="preset: how master weights and moments are kept"
+    )
+    master_weights: MasterWeights | None = Field(
+        None, description="format of the master weights, instead of the preset's"
+    )
+    moments: Moments | None = Field(
+        None, description="format of the optimizer's moments, instead of the preset's"
+    )
+
+    data: AnyPath | None = Field(
+        None,
+        description="text to train on: a .txt, .jsonl or .parquet file, or a folder of them "
+        "[default: text that comes with Python]",
+    )
+    dataset: str | None = Field(
+        None, description="a Hugging Face data set to train on, NAME or NAME/CONFIG"
+    )
+    eval_data: AnyPath | None = Field(
+        None,
+        description="held-out text, as --data [default: the data set's validation split, else the "
+        "last 5 % of the text]",
+    )
+    tokenizer: str = Field(
+        "bytes",
+        min_length=1,
+        description="bytes, bpe:N (trained on the text, N tokens), or a Hugging Face "
+        "tokenizer.json or the folder it is in",
+    )
+
+    num_layers: int = Field(4, ge=1, description="layers of the model")
+    hidden_dim: int = Field(256, ge=2, description="width of the model")
+    ffn_dim: int = Field(
+        default_factory=_default_ffn_dim,
+        ge=1,
+        description="width inside the feed-forward network [default: 8/3 of --hidden_dim, rounded "
+        "up to a multiple of 32]",
+    )
+    num_heads: int = Field(4, ge=1, description="attention heads of a layer")
+    num_kv_heads: int = Field(
+        default_factory=lambda settings: settings["num_heads"],
+        ge=1,
+        description="key and value heads of a layer [default: --num_heads]",
+    )
+    vocab_size: int | None = Field(
+        None, ge=1, description="rows of the embedding [default: the tokenizer's]"
+    )
+    seq_length: int = Field(256, ge=1, description="tokens in a sequence")
+    tie_embeddings: bool = Field(False, description="use the embedding as the output matrix too")
+    activation_checkpointing: bool = Field(
+        False, description="recompute a layer's activations in the backward pass: less memory"
+    )
+
+    batch_size: int = Field(16, ge=1, description="sequences in a micro-batch")
+    gradient_accumulation_steps: int = Field(
+        1, ge=1, description="micro-batches in a step; from 2 on, gradients are summed in FP32"
+    )
+    num_steps: int = Field(1000, ge=1, description="optimizer steps")
+    optimizer: Literal["adamw"] = Field("adamw", description="update rule")
+    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
+    lr_schedule: Schedule = Field("cosine", description="what follows the warm-up")
+    lr_warmup_steps: int = Field(
+        default_factory=_default_lr_warmup_steps,
+        ge=0,
+        description="steps over which the learning rate rises [default: a tenth of --num_steps, "
+        "at most 100]",
+    )
+    weight_decay: float = Field(0.1, ge=0, description="weight decay, on matrices only")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
+    eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
+    max_grad_norm: float = Field(
+        1.0, ge=0, description="largest norm of all gradients together; 0: no clipping"
+    )
+
+    eval_steps: int = Field(
+        0, ge=0, description="steps between evaluations; there is always one after the last step"
+    )
+    log_interval: int = Field(10, ge=1, description="steps between printed lines")
+    warmup_steps: int = Field(5, ge=0, description="first steps, left out of the timing")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    threads: int = Field(
+        default_factory=_all_cores, ge=1, le=1024, description="CPU threads [default: all cores]"
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="of initial weights, data order and stochastic rounding"
+    )
+
+    @property
+    def formats(self) -> Formats:
+        """The preset's formats, or what was given instead."""
+        preset = PRESETS[self.precision]
+        return Formats(self.master_weights or preset.master_weights, self.moments or preset.moments)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.hidden_dim % self.num_heads:
+            fix = f"does not divide --hidden_dim {self.hidden_dim}"
+            raise UsageError("--num_heads", self.num_heads, fix)
+        head_dim = self.hidden_dim // self.num_heads
+        if head_dim % 2:
+            fix = f"gives heads of odd width {head_dim}; rotary positions need an even one"
+            raise UsageError("--num_heads", self.num_heads, fix)
+        if self.num_heads % self.num_kv_heads:
+            fix = f"does not divide --num_heads {self.num_heads}"
+            raise UsageError("--num_kv_heads", self.num_kv_heads, fix)
+        if self.lr_warmup_steps > self.num_steps:
+            fix = f"more than --num_steps {self.num_steps}"
+            raise UsageError("--lr_warmup_steps", self.lr_warmup_steps, fix)
+        if self.overwrite and self.run is None:
+            raise UsageError("--overwrite", self.overwrite, "name the folder to replace by --run")
+        if self.data and self.dataset:
+            raise UsageError("--dataset", self.dataset, "give it or --data, not both")
+        return self
+
+    def to_toml(self) -> dict[str, Any]:
+        """Give the settings that another run needs to repeat this one, as TOML can hold them."""
+        return self.model_dump(mode="json", exclude_none=True, exclude=set(PLACES))
+
+
+def load_config(file: Path | None, flags: Mapping[str, Any]) -> TrainConfig:
+    """Merge defaults, TOML file and flags; whatever is wrong is told in one line."""
+    table = _read_toml(file) if file else {}
+    try:
+        return TrainConfig(**{**table, **flags})
+    except ValidationError as error:
+        raise _usage_error(error, file, flags) from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError("--config", file, f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError("--config", file, "is not a text file in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError("--config", file, f"is not TOML: {error}") from None
+
+
+def _usage_error(
+    errors: ValidationError, file: Path | None, flags: Mapping[str, Any]
+) -> UsageError:
+    first = errors.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UsageError):
+        return cause
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, TrainConfig.model_fields, n=1)
+        return UsageError(f"{file}:", key, "unknown key" + _did_you_mean(near))
+    fix = first["msg"].removeprefix("Input ")
+    if key in flags:
+        return UsageError(f"--{key}", flags[key], fix)
+    return UsageError(f"{file}: {key}", repr(first["input"]), fix)
+
+
+def _did_you_mean(near: list[str]) -> str:
+    return f"; did you mean {near[0]}?" if near else ""

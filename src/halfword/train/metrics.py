@@ -1,0 +1,86 @@
+"""What a run writes: a row a step in metrics.csv, and JSON files that are whole or not there."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TextIO
+
+from halfword.errors import UsageError
+
+
+class Row(NamedTuple):
+    """One step, under the names that metrics.csv has for its columns."""
+
+    step: int  # from 0
+    loss: float  # mean over the step's tokens, before its update
+    lr: float  # that this step's update used
+    grad_norm: float  # before clipping
+    tokens: int  # targets of this step that count
+    step_s: float  # all of the step but logging and evaluation
+    optimizer_s: float  # clipping and update
+    nonfinite: int  # 1 if the loss or the gradients' norm is NaN or Inf
+
+
+class MetricsLog:
+    """metrics.csv, and the file of --loss_log_file where one is given; each row is flushed."""
+
+    def __init__(self, folder: Path, loss_log_file: Path | None) -> None:
+        self._loss_log = _open_loss_log(loss_log_file) if loss_log_file else None
+        self._metrics = (folder / "metrics.csv").open("w", encoding="utf-8")
+        _write_line(self._metrics, ",".join(Row._fields))
+
+    def write(self, row: Row) -> None:
+        """Append a row; numbers have all their digits, NaN is `nan`."""
+        _write_line(self._metrics, ",".join(map(repr, row)))
+        if self._loss_log:
+            _write_line(self._loss_log, f"{row.step},{row.loss!r}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._metrics.close()
+        if self._loss_log:
+            self._loss_log.close()
+
+
+def write_json(file: Path, record: dict[str, Any]) -> None:
+    """Write a file aside and rename it: readers see all of it or none.
+
+    JSON has no NaN and no infinities: they become the strings "nan", "inf" and "-inf".
+    """
+    text = json.dumps(_without_nonfinite(record), indent=2, allow_nan=False) + "\n"
+    write_whole(file, text)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file aside and rename it."""
+    aside = file.with_name(f".{file.name}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, file)
+
+
+def _open_loss_log(file: Path) -> TextIO:
+    try:
+        opened = file.open("w", encoding="utf-8")
+    except OSError as error:
+        fix = f"cannot be written: {error.strerror}"
+        raise UsageError("--loss_log_file", file, fix) from None
+    _write_line(opened, "step,loss")
+    return opened
+
+
+def _write_line(file: TextIO, line: str) -> None:
+    file.write(line + "\n")
+    file.flush()
+
+
+def _without_nonfinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nonfinite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value

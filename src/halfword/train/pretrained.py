@@ -1,0 +1,143 @@
+"""Model-only checkpoints in Hugging Face layout: for inference, and to start training from.
+
+config.json         a LlamaConfig
+model.safetensors   weights under transformers' names, BF16 or FP32
+tokenizer.json      with tokenizer_config.json, where the run has a tokenizer
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from halfword.errors import UsageError
+from halfword.train.config import TrainConfig
+from halfword.train.model import INIT_STD, NORM_EPS, ROPE_THETA
+
+# The settings that give the model's shape, and what LlamaConfig calls them.
+SHAPE = {
+    "num_layers": "num_hidden_layers",
+    "hidden_dim": "hidden_size",
+    "ffn_dim": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+    "tie_embeddings": "tie_word_embeddings",
+}
+# What the trainer's model has no setting for; other values would be computed wrong.
+FIXED = {
+    "model_type": "llama",
+    "rms_norm_eps": NORM_EPS,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+
+def write(
+    folder: Path, config: TrainConfig, weights: Mapping[str, Tensor], tokenizer: str | None
+) -> None:
+    """Write a model; the folder appears whole or not at all.
+
+    Args:
+        folder: must not exist, or be empty.
+        config: of the run that trained it.
+        weights: by transformers' names, all of one dtype; a tied output matrix is left out.
+        tokenizer: the text of a tokenizer.json; None writes none.
+
+    Raises:
+        UsageError: the folder holds something or cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError("--output", folder, "holds something; name a new folder")
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        aside.mkdir(parents=True)
+        dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+        _write_json(aside / "config.json", _llama_config(config, dtype))
+        save_file(dict(weights), aside / "model.safetensors", metadata={"format": "pt"})
+        if tokenizer is not None:
+            (aside / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+            settings = {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": config.seq_length,
+            }
+            _write_json(aside / "tokenizer_config.json", settings)
+        os.replace(aside, folder)
+    except OSError as error:
+        raise UsageError("--output", folder, f"cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def read_shape(folder: Path) -> dict[str, Any]:
+    """Return the settings of ``SHAPE`` that a folder's config.json gives.
+
+    Raises:
+        UsageError: no such folder, or a model that the trainer does not have.
+    """
+    file = folder / "config.json"
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError("--init", folder, f"has no config.json: {error.strerror}") from None
+    except ValueError:
+        raise UsageError("--init", file, "is not JSON") from None
+    for key, value in FIXED.items():
+        if table.get(key, value) != value:
+            raise UsageError("--init", file, f"{key} is {table[key]!r}, must be {value!r}")
+    rope = table.get("rope_parameters") or table.get("rope_scaling") or {}
+    theta = rope.get("rope_theta", table.get("rope_theta", ROPE_THETA))
+    if theta != ROPE_THETA or rope.get("rope_type", "default") != "default":
+        raise UsageError("--init", file, f"rotary positions must be plain, theta {ROPE_THETA:g}")
+    missing = [key for key in SHAPE.values() if key not in table and key != "tie_word_embeddings"]
+    if missing:
+        raise UsageError("--init", file, f"{missing[0]} is missing")
+    return {name: table.get(key, False) for name, key in SHAPE.items()}
+
+
+def read_weights(folder: Path, config: TrainConfig) -> dict[str, Tensor]:
+    """Return all weights of a folder's .safetensors files, a tied output matrix included.
+
+    Raises:
+        UsageError: no such file, or a damaged one.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UsageError("--init", folder, "has no .safetensors file")
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                weights |= {name: tensors.get_tensor(name) for name in tensors.keys()}
+        except (OSError, SafetensorError):
+            raise UsageError("--init", file, "is damaged or no safetensors file") from None
+    if config.tie_embeddings and "model.embed_tokens.weight" in weights:
+        weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
+    return weights
+
+
+def _llama_config(config: TrainConfig, dtype: str) -> dict[str, Any]:
+    shape = {key: getattr(config, name) for name, key in SHAPE.items()}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        **FIXED,
+        **shape,
+        "head_dim": config.hidden_dim // config.num_heads,
+        "max_position_embeddings": config.seq_length,
+        "rope_theta": ROPE_THETA,
+        "initializer_range": INIT_STD,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "torch_dtype": dtype,
+    }
+
+
+def _write_json(file: Path, table: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
