@@ -1,6 +1,7 @@
 # make demo   set up, train on real text in four precisions, compare, leave plots in demo/
 # make test   set up, then every check: style, types, tests
 # make bench  speed against named peers; writes benchmarks/results/ (not for noisy machines)
+# make soak   kill and damage at length; writes benchmarks/results/
 # make docs   write the measured tables of README and docs from benchmarks/results/
 # make clean  remove what make made
 
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test bench docs clean
+.PHONY: demo test bench soak docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/halfword demo
@@ -18,10 +19,14 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu and not soak"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu"
 
 bench: $(VENV)/.train
 	$(BIN)/python benchmarks/train_loop.py
+	$(BIN)/python benchmarks/checkpoint_stall.py
+
+soak: $(VENV)/.train
+	$(BIN)/python benchmarks/soak.py
 
 docs: $(VENV)/.train
 	$(BIN)/python benchmarks/tables.py

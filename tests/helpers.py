@@ -1,15 +1,18 @@
 """What tests of the whole optimizer share: rules and formats to run, and comparisons."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from halfword import SGD, Adam, AdamW, Lion, Optimizer
+from halfword.backends import choose
 from halfword.formats import MASTER_WEIGHTS, MOMENTS
 from halfword.rules import RULES
 
@@ -52,19 +55,21 @@ def name_of(combination: Any) -> str:
 
 
 def parameters(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> list[torch.nn.Parameter]:
-    """Return small parameters of every awkward shape: 0-dim, empty, transposed, a few elements."""
+    """Return small parameters of every awkward shape: plain, 0-dim, empty, transposed."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(5, 3), (7,), (), (0, 3), (1,)]
-    made = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-    made.append(torch.randn(6, 4, generator=generator).to(dtype).t())
+    shapes = [(5, 3), (), (0, 3)]
+    made = [
+        torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for shape in shapes
+    ]
+    made.append(torch.randn(6, 4, generator=generator, dtype=torch.float32).to(dtype).t())
     return [torch.nn.Parameter(tensor) for tensor in made]
 
 
-def feed(params: Iterable[torch.nn.Parameter], step: int, scale: float = 1.0) -> None:
+def feed(params: Iterable[torch.nn.Parameter], step: int) -> None:
     """Give each parameter a gradient that depends on the step and on nothing else."""
     generator = torch.Generator().manual_seed(1000 + step)
     for p in params:
-        p.grad = (scale * torch.randn(p.shape, generator=generator)).to(p.dtype)
+        p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p.dtype)
 
 
 def train(opt: Optimizer, steps: Iterable[int]) -> None:
@@ -116,6 +121,25 @@ def assert_same_snapshot(a: list[dict[str, Tensor]], b: list[dict[str, Tensor]])
         assert one.keys() == other.keys(), f"parameter {position}"
         for key in one:
             assert same(one[key], other[key]), f"parameter {position}: {key} differs"
+
+
+def require(backend: str) -> None:
+    """Skip the test, with the reason, where a backend does not work on this machine."""
+    try:
+        choose(backend)
+    except ValueError as reason:
+        pytest.skip(str(reason))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use this many threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def through_disk(saved: Any) -> Any:

@@ -34,6 +34,7 @@ def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "zeros.txt": bytes(100),
         "text.md": b"# Title",
         "not_json.jsonl": b'{"text": "a"}\n{"text": \n',
+        "surrogate.jsonl": b'{"text": "\\ud800"}\n',
         "no_text.jsonl": b'{"text": "a"}\n{"words": "b"}\n',
         "damaged.parquet": b"PAR1 no more",
         "tokenizer.json": b"{}",
@@ -60,6 +61,8 @@ BAD_TRAIN = {
     "--data no_text": "--data no_text: holds no .txt, .jsonl, .parquet file",
     "--data not_json.jsonl": "--data not_json.jsonl: line 2 is not JSON",
     "--data no_text.jsonl": '--data no_text.jsonl: line 2 has no string "text"',
+    "--data surrogate.jsonl": "--data surrogate.jsonl: line 1 has half of a surrogate pair in it",
+    f"--data {'x' * 300}.txt": f"--data {'x' * 300}.txt: cannot be read: File name too long",
     "--data damaged.parquet": "--data damaged.parquet: is not Parquet, or damaged",
     "--data short.txt": "--seq_length 8: too long for the training text, which has 3 tokens",
     "--eval_data missing.txt": "--eval_data missing.txt: does not exist",
@@ -68,6 +71,8 @@ BAD_TRAIN = {
     "--tokenizer bpe:10": "--tokenizer bpe:10: bpe:N needs a whole number N of at least 256",
     "--tokenizer gpt9": "--tokenizer gpt9: no such file",
     "--tokenizer tokenizer.json": "--tokenizer tokenizer.json: is not a tokenizer.json",
+    f"--tokenizer {'x' * 300}": f"--tokenizer {'x' * 300}: no such file",
+    f"--hidden_dim {10**12}": f"--hidden_dim {10**12}: the model cannot be made: ",
     "--vocab_size 100": "--vocab_size 100: too few for the tokenizer, which has 256",
     "--num_heads 3": "--num_heads 3: does not divide --hidden_dim 16",
     "--num_kv_heads 4": "--num_kv_heads 4: does not divide --num_heads 2",
@@ -236,7 +241,7 @@ def test_ctrl_c_before_training_is_one_line(monkeypatch, work_folder: Path, caps
     def interrupt(config: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("halfword.train.loop.load_corpus", interrupt)
+    monkeypatch.setattr("halfword.train.training.load_corpus", interrupt)
     assert main(["train", *TINY, "--run", "run"]) == 130
     assert capsys.readouterr().err == "halfword train: interrupted\n"
     assert not (work_folder / "run").exists()

@@ -32,9 +32,17 @@ from helpers import (
     pattern,
     same,
     snapshot,
+    threads,
     through_disk,
     train,
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """On a busy machine, threads that share an operation mostly wait for each other."""
+    with threads(1):
+        yield
 
 
 def params_of(opt):
@@ -62,31 +70,33 @@ def resumed(opt, combination):
 @pytest.mark.parametrize("combination", combinations(), ids=name_of)
 def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(combination):
     whole = make(combination, seed=5)
-    train(whole, range(6))
+    train(whole, range(4))
     part = make(combination, seed=5)
-    train(part, range(3))
+    train(part, range(2))
     once = resumed(part, combination)
     assert_same_training(part, once)
-    train(once, range(3, 6))
+    train(once, range(2, 4))
     assert_same_training(whole, once)
     twice = resumed(resumed(part, combination), combination)
-    train(twice, range(3, 6))
+    train(twice, range(2, 4))
     assert_same_training(whole, twice)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
+def copies(opt):
+    return copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))
+
+
 @pytest.mark.parametrize("combination", combinations(), ids=name_of)
-def test_a_deep_or_pickled_copy_trains_on_alike_and_shares_nothing(combination, copied):
+def test_a_deep_or_pickled_copy_trains_on_alike_and_shares_nothing(combination):
     opt = make(combination, seed=5)
     train(opt, range(2))
-    other = copied(opt)
-    assert_same_training(opt, other)
-    assert other.defaults == opt.defaults
-    before = snapshot(other)
+    before, others = snapshot(opt), copies(opt)
     train(opt, [2])
-    assert_same_snapshot(before, snapshot(other))
-    train(other, [2])
-    assert_same_training(opt, other)
+    for other in others:
+        assert other.defaults == opt.defaults
+        assert_same_snapshot(before, snapshot(other))
+        train(other, [2])
+        assert_same_training(opt, other)
 
 
 def test_a_copy_keeps_every_setting_of_every_group():
@@ -95,7 +105,7 @@ def test_a_copy_keeps_every_setting_of_every_group():
         {"params": [constant(1.0, 3)], "master_weights": "split24", "lr": torch.tensor(0.5)},
     ]
     opt = AdamW(groups, on_nonfinite="skip", backend="reference", maximize=True)
-    for other in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+    for other in copies(opt):
         for group, copied in zip(opt.param_groups, other.param_groups, strict=True):
             for key in group.keys() - {"params"}:
                 assert group[key] == copied[key], key
@@ -145,49 +155,36 @@ def test_seed_and_identities_come_from_the_checkpoint_and_choices_from_the_recei
     assert other.defaults["on_nonfinite"] == "skip"
 
 
-@pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
-@pytest.mark.parametrize("regrouped", [False, True], ids=["same groups", "regrouped"])
-def test_distributed_checkpoints_match_noise_by_name_whatever_the_order(regrouped, flat):
-    """Those checkpoints are keyed by name, so groups may list parameters in another order."""
+# A nested one cannot be regrouped: torch loses the settings of all groups but one.
+@pytest.mark.parametrize(
+    ("flat", "regrouped"),
+    [(False, False), (True, False), (True, True)],
+    ids=["nested", "flat", "flat-regrouped"],
+)
+def test_distributed_checkpoints_match_noise_by_name_whatever_the_order(flat, regrouped):
+    """They are keyed by name, so the groups that load may list parameters in another order."""
+    torch.manual_seed(0)
     settings = {"lr": 1e-2, "master_weights": "bf16-sr", "moments": "bf16-sr"}
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model, other = (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).bfloat16() for _ in range(2))
+    opt = AdamW(model.named_parameters(), **settings)
+    backwards = list(other.named_parameters())[::-1]
+    groups = [{"params": backwards[:1]}, {"params": backwards[1:]}] if regrouped else backwards
+    fresh = AdamW(groups, **settings)
 
-    def model_of():
-        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).bfloat16()
-        for p in model.parameters():
-            p.data.fill_(1.0)
-        return model
+    def step(net, optimizer, number):
+        for position, p in enumerate(net.parameters()):
+            feed([p], 10 * number + position)
+        optimizer.step()
 
-    def named(model, order):
-        everything = dict(model.named_parameters())
-        return [(name, everything[name]) for name in order]
-
-    names = ["0.weight", "0.bias", "1.weight", "1.bias"]
-    model, other = model_of(), model_of()
-    a = AdamW(named(model, names), **settings)
-    b_params = named(other, names[::-1])
-    if regrouped:
-        b_params = [{"params": b_params[:2]}, {"params": b_params[2:]}]
-    b = AdamW(b_params, **settings)
-
-    def step(model, opt, number):
-        for p, q in zip(model.parameters(), range(4), strict=True):
-            feed([p], 10 * number + q)
-        opt.step()
-
-    step(model, a, 0)
-    saved = get_optimizer_state_dict(model, a, options=options)
-    if regrouped and not flat:
-        saved["param_groups"] *= 1  # one saved group: torch assigns it to the last that matches
-        with pytest.raises((ValueError, KeyError, RuntimeError)):
-            set_optimizer_state_dict(other, b, copy.deepcopy(saved), options=options)
-        return
+    step(model, opt, 0)
     other.load_state_dict(model.state_dict())
-    set_optimizer_state_dict(other, b, copy.deepcopy(saved), options=options)
-    step(model, a, 1)
-    step(other, b, 1)
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        assert same(p.detach(), q.detach())
+    saved = get_optimizer_state_dict(model, opt, options=options)
+    set_optimizer_state_dict(other, fresh, copy.deepcopy(saved), options=options)
+    step(model, opt, 1)
+    step(other, fresh, 1)
+    for (name, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert same(p.detach(), q.detach()), name
 
 
 # Conversions between formats.
@@ -227,7 +224,7 @@ def receiver(opt, **settings):
     return other
 
 
-@pytest.mark.parametrize(("source", "target"), product(MASTERS, repeat=2))
+@pytest.mark.parametrize(("source", "target"), list(product(MASTERS, repeat=2)))
 def test_master_weights_convert_exactly_or_not_at_all(source, target):
     opt, saved = saved_run(master_weights=source)
     other = receiver(opt, master_weights=target)
@@ -246,7 +243,7 @@ def test_master_weights_convert_exactly_or_not_at_all(source, target):
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(saved)
     assert_same_snapshot(before, snapshot(other))
-    warning = f"rounded master weight: {names.get(source, source)} to {target} .6 parameters."
+    warning = f"rounded master weight: {names.get(source, source)} to {target} .4 parameters."
     with pytest.warns(UserWarning, match=warning):
         other.load_state_dict(saved, convert=True)
     precision = {"split24": 2.0**-16, "bf16": 2.0**-8, "bf16-sr": 2.0**-7}[target]
@@ -255,7 +252,7 @@ def test_master_weights_convert_exactly_or_not_at_all(source, target):
         assert torch.allclose(found, master, rtol=precision, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("source", "target"), product(MOMENTS, repeat=2))
+@pytest.mark.parametrize(("source", "target"), list(product(MOMENTS, repeat=2)))
 def test_moments_convert_exactly_or_not_at_all(source, target):
     opt, saved = saved_run(moments=source)
     other = receiver(opt, moments=target)
@@ -274,7 +271,7 @@ def test_moments_convert_exactly_or_not_at_all(source, target):
         other.load_state_dict(saved, convert=True)
     (text,) = [str(w.message) for w in caught]
     for slot in ("exp_avg", "exp_avg_sq"):
-        assert f"{slot}: {source} to {target} (6 parameters)" in text
+        assert f"{slot}: {source} to {target} (4 parameters)" in text
     for p, q in zip(params_of(opt), params_of(other), strict=True):
         for slot in ("exp_avg", "exp_avg_sq"):
             exact, found = value_of(opt, p, slot), value_of(other, q, slot)
@@ -300,9 +297,9 @@ def test_a_refused_load_changes_nothing_at_all():
     train(other, range(4))
     before, groups = snapshot(other), copy.deepcopy(other.state_dict()["param_groups"])
     for damage in (
-        lambda s: s["state"][5].update(exp_avg=torch.zeros(3)),
-        lambda s: s["state"][5].update(exp_avg="lost"),
-        lambda s: s["state"][5].update(max_exp_avg_sq=torch.zeros(4, 6)),
+        lambda s: s["state"][3].update(exp_avg=torch.zeros(3)),
+        lambda s: s["state"][3].update(exp_avg="lost"),
+        lambda s: s["state"][3].update(max_exp_avg_sq=torch.zeros(4, 6)),
         lambda s: s["param_groups"][0].update(lr=-1.0),
         lambda s: s["param_groups"][0].update(amsgrad=True),
         lambda s: s["param_groups"][0].update(params=[0, 1]),
@@ -316,7 +313,10 @@ def test_a_refused_load_changes_nothing_at_all():
         assert other.state_dict()["param_groups"] == groups
 
 
-@pytest.mark.parametrize(("source", "target"), permutations(["adamw", "lion", "sgd_momentum"], 2))
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [*permutations(["adamw", "lion", "sgd_momentum"], 2), ("sgd", "adamw"), ("adamw", "sgd")],
+)
 def test_a_state_of_another_rule_is_refused(source, target):
     """Taking over one moment and the step while another starts at zero would be a silent fault."""
     opt, other = OPTIMIZERS[source]([constant(1.0, 3)]), OPTIMIZERS[target]([constant(1.0, 3)])
@@ -355,19 +355,13 @@ def test_weights_of_another_dtype_take_their_masters_along():
 def test_a_state_dict_of_torch_is_taken_over(name, settings, moments, dtype):
     theirs = getattr(torch.optim, name)(parameters(dtype), **settings)
     train(theirs, range(5))
-    ours = (
-        getattr(halfword, name)(
-            [nn.Parameter(p.detach().clone()) for p in params_of(theirs)], moments=moments
-        )
-        if settings.get("momentum") or name != "SGD"
-        else SGD([nn.Parameter(p.detach().clone()) for p in params_of(theirs)])
+    ours = getattr(halfword, name)(
+        [nn.Parameter(p.detach().clone()) for p in params_of(theirs)],
+        moments=moments,
+        **{"momentum": 0.5} if "momentum" in settings else {},
     )
-    exact = (
-        dtype == torch.bfloat16
-        or moments == "fp32"
-        or (name == "SGD" and "momentum" not in settings)
-    )
-    if not exact:
+    has_moments = any(set(state) - {"step"} for state in theirs.state_dict()["state"].values())
+    if has_moments and dtype == torch.float32 and moments != "fp32":
         with pytest.raises(ValueError, match="would round"):
             ours.load_state_dict(through_disk(theirs.state_dict()))
         return
@@ -459,13 +453,13 @@ def test_every_scheduler_of_torch_is_tried():
     assert defined - {"LRScheduler", "_LRScheduler"} <= set(SCHEDULERS)
 
 
-@pytest.mark.parametrize("lr", [1e-2, torch.tensor(1e-2)], ids=["float", "tensor"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "lr"),
+    [*((rule, 1e-2) for rule in RULES), ("adamw", torch.tensor(1e-2))],
+    ids=[*RULES, "adamw-tensor"],
+)
 def test_schedulers_drive_ours_as_they_drive_torchs_and_resume(rule, name, lr):
-    if rule == "sgd" and name in ("CyclicLR", "OneCycleLR"):
-        pytest.skip("they cycle a momentum, and to this rule momentum 0 is part of the format")
-
     def step(opt, scheduler, number):
         train(opt, [number])
         scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))

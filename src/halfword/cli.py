@@ -1,8 +1,10 @@
 """The command line: what a user types, and every mistake in it told in one line."""
 
-import inspect
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from inspect import Signature, signature
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -13,8 +15,9 @@ from rich.console import Console
 
 import halfword
 from halfword.errors import UsageError
-from halfword.train.config import TrainConfig, load_config
+from halfword.train.config import TrainConfig
 
+FAILURE = 1
 NONFINITE = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -22,16 +25,19 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (by default the process's own) and return its exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = _with_bare_resume(sys.argv[1:] if arguments is None else arguments)
     commands = _commands()
     named = [argument for argument in arguments[:1] if argument in commands.commands]
     name = " ".join(["halfword", *named])
     try:
-        code = commands.main(arguments, prog_name="halfword", standalone_mode=False)
+        with _warnings_in_one_line(name):
+            code = commands.main(arguments, prog_name="halfword", standalone_mode=False)
     except UsageError as error:
         return _fail(name, str(error), USAGE_ERROR)
     except typer.TyperException as error:
         return _fail(name, _in_one_line(error), USAGE_ERROR)
+    except OSError as error:  # the disk is full, say
+        return _fail(name, str(error), FAILURE)
     if code == INTERRUPTED:  # typer turned KeyboardInterrupt into it
         return _fail(name, "interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0
@@ -43,12 +49,17 @@ def train(
         typer.Option("--config", help="a TOML file of settings, named as the options here"),
     ] = None,
     **flags: Any,
-) -> None:
+) -> int:
     """Train a Llama-shaped model on text."""
-    from halfword.train.loop import run
+    from halfword.train.launch import configure
+    from halfword.train.loop import Stopped, run
 
     given = {name: value for name, value in flags.items() if value is not None}
-    run(load_config(config, given), Console())
+    try:
+        run(configure(config, given), Console())
+    except Stopped as stopped:
+        return stopped.exit_code
+    return 0
 
 
 def compare(
@@ -61,6 +72,28 @@ def compare(
     from halfword.report import compare
 
     return NONFINITE if compare(runs, output, Console()).has_nonfinite else 0
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="a run's folder or a checkpoint")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for the model, new")],
+    dtype: Annotated[
+        str, typer.Option(metavar="bf16|fp32", help="the weights as they are, or the masters")
+    ] = "bf16",
+) -> None:
+    """Write a model in Hugging Face layout from a checkpoint."""
+    from halfword.train.export import export
+
+    export(source, output, dtype, Console())
+
+
+def inspect(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="a run's folder or a checkpoint")],
+) -> None:
+    """Verify a checkpoint and show what it holds."""
+    from halfword.train.export import inspect
+
+    inspect(source, Console())
 
 
 def demo(
@@ -94,25 +127,25 @@ def _commands() -> Any:
     )
     app.callback(invoke_without_command=True)(_halfword)
     app.command()(_with_settings(train))
-    app.command()(compare)
-    app.command()(demo)
+    for command in (compare, export, inspect, demo):
+        app.command()(command)
     return typer.main.get_command(app)
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command one option for each field of TrainConfig."""
-    config = inspect.signature(command).parameters["config"]
+    config = signature(command).parameters["config"]
     options = [
         config.replace(name=name, annotation=_option(name, field))
         for name, field in TrainConfig.model_fields.items()
     ]
 
-    def with_settings(**flags: Any) -> None:
-        command(**flags)
+    def with_settings(**flags: Any) -> int:
+        return command(**flags)
 
     with_settings.__name__ = command.__name__
     with_settings.__doc__ = command.__doc__
-    with_settings.__signature__ = inspect.Signature([config, *options])  # type: ignore[attr-defined]
+    with_settings.__signature__ = Signature([config, *options])  # type: ignore[attr-defined]
     return with_settings
 
 
@@ -132,6 +165,26 @@ def _option(name: str, field: FieldInfo) -> Any:
         help += f" [default: {field.default}]"
     option = typer.Option(spelling, help=help, metavar=metavar, show_default=False)
     return Annotated[kind | None, option]
+
+
+def _with_bare_resume(arguments: Sequence[str]) -> list[str]:
+    """Let --resume stand alone for --resume auto."""
+    words: list[str] = []
+    for argument, after in zip(arguments, [*arguments[1:], "--"], strict=False):
+        words.append(argument)
+        if argument == "--resume" and after.startswith("-"):
+            words.append("auto")
+    return words
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line(command: str) -> Iterator[None]:
+    """Show halfword's warnings as it shows errors, without the line of code that gave them."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(
+            f"{command}: warning: {message}", file=sys.stderr
+        )
+        yield
 
 
 def _in_one_line(error: typer.TyperException) -> str:

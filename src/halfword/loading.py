@@ -23,7 +23,12 @@ from halfword.stored import Stored, adopt, state_keys, transcode, weight_keys, z
 
 # Significant bits of what a torch.optim state of a dtype can hold, under a key that means FP32
 # here.
-_PRECISIONS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8, torch.float64: 53}
+_PRECISIONS = {
+    torch.float32: ("fp32", 24),
+    torch.float16: ("fp16", 11),
+    torch.bfloat16: ("bf16", 8),
+    torch.float64: ("float64", 53),
+}
 
 
 @dataclass(frozen=True)
@@ -61,21 +66,29 @@ def plan_weight(saved: Mapping[str, Any], target: Stored, label: str, convert: b
 
 
 def plan_slot(
-    saved: Mapping[str, Any], slot: str, target: Stored, label: str, convert: bool
+    saved: Mapping[str, Any],
+    slot: str,
+    target: Stored,
+    label: str,
+    convert: bool,
+    may_lack: bool = False,
 ) -> Plan:
-    """Plan how one slot is restored; a slot that was not saved becomes zero.
+    """Plan how one slot is restored; a new parameter's, which was not saved, becomes zero.
 
     Raises:
-        ValueError: a plane of another shape, or a conversion that would round and was not asked
-            for.
+        ValueError: a plane of another shape, a slot that a trained parameter lacks although it may
+            not, or a conversion that would round and was not asked for.
     """
     keys = state_keys(target.format, slot)
-    if all(key in saved and saved[key] is not None for key in keys) and all(
-        saved[key].dtype == plane.dtype for key, plane in zip(keys, target.planes, strict=True)
+    if all(
+        isinstance(saved.get(key), Tensor) and saved[key].dtype == plane.dtype
+        for key, plane in zip(keys, target.planes, strict=True)
     ):
         return _copy(saved, keys, target.planes, label)
     source = _saved_slot(saved, slot, target.planes[0], label)
     if source is None:
+        if not may_lack and saved_step(saved, label) > 0:
+            raise ValueError(f"{label}: the saved state has no {slot}; another rule made it")
         return Plan(lambda: zero(target))
     return _convert(source, target, slot, label, convert)
 
@@ -103,6 +116,15 @@ def merge_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> l
                 f"{len(group['params'])} here"
             )
         kept = {key: deepcopy(value) for key, value in source.items() if key not in RECEIVER_KEYS}
+        by_name = dict(zip(kept.get("param_names", ()), kept.get("identities", ()), strict=False))
+        names = group.get("param_names", ())
+        if names and by_name.keys() >= set(names):
+            # A loader that matches by name, as DCP does, leaves these lists in the saved order.
+            kept |= {"param_names": names, "identities": [by_name[name] for name in names]}
+        if len(kept.get("identities", group["params"])) != len(group["params"]):
+            raise ValueError(
+                f"group {number}: its saved identities are not those of its parameters"
+            )
         merged.append(group | kept)
     return merged
 
@@ -147,7 +169,7 @@ def _copy(
 
     for source, plane, key in zip(sources, planes, keys, strict=True):
         if source.dtype != plane.dtype:
-            raise ValueError(f"{label}: saved {key} is {source.dtype}, must be {plane.dtype}")
+            raise _wrong_dtype(source, plane.dtype, key, label)
     return Plan(write)
 
 
@@ -183,7 +205,10 @@ def _saved_weight(
         format = FORMATS["fp16+fp32"]
     elif weight.dtype == torch.float32:
         weight = nearest_away(weight)
-    return Stored(format, (weight, _shaped(saved[found[0]], weight, found[0], label)))
+    plane = _shaped(saved[found[0]], weight, found[0], label)
+    if plane.dtype != format.planes[1].dtype:
+        raise _wrong_dtype(plane, format.planes[1].dtype, found[0], label)
+    return Stored(format, (weight, plane))
 
 
 def _saved_slot(saved: Mapping[str, Any], slot: str, like: Tensor, label: str) -> Stored | None:
@@ -202,11 +227,13 @@ def _plain(tensor: Tensor, key: str, label: str) -> Format:
     """Return the FP32 format with the precision of a tensor that ``torch.optim`` saved."""
     if tensor.dtype not in _PRECISIONS:
         raise ValueError(f"{label}: saved {key} is {tensor.dtype}, must be floating point")
-    return replace(
-        FORMATS["fp32"],
-        name=dtype_name(tensor.dtype),
-        precision=_PRECISIONS[tensor.dtype],
-    )
+    name, precision = _PRECISIONS[tensor.dtype]
+    return replace(FORMATS["fp32"], name=name, precision=precision)
+
+
+def _wrong_dtype(tensor: Tensor, expected: torch.dtype, key: str, label: str) -> ValueError:
+    found = dtype_name(tensor.dtype)
+    return ValueError(f"{label}: saved {key} is {found}, must be {dtype_name(expected)}")
 
 
 def _shaped(tensor: Any, like: Tensor, key: str, label: str) -> Tensor:

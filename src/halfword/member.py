@@ -11,8 +11,8 @@ from halfword import noise
 from halfword.backends import Work
 from halfword.formats import Format
 from halfword.loading import Plan, known_keys, plan_slot, plan_weight, saved_step
-from halfword.rules import Rule
-from halfword.settings import check_parameter, slot_formats, weight_format
+from halfword.rules import Rule, Slot
+from halfword.settings import check_parameter, dtype_name, slot_formats, weight_format
 from halfword.stored import (
     WEIGHT_KEYS,
     Stored,
@@ -61,12 +61,8 @@ class Member:
         return int(self.state["step"])
 
     def state_fits(self) -> bool:
-        """Whether the state holds just the planes of the formats chosen for the parameter."""
-        expected = {"step", *weight_keys(self.weight_format)}
-        for slot, format in zip(self.rule.slots, self.slot_formats, strict=True):
-            expected.update(state_keys(format, slot.name))
-        stale = (WEIGHT_KEYS & self.state.keys()) - expected
-        return expected <= self.state.keys() and not stale
+        """Whether the state holds the planes of the formats chosen for the parameter."""
+        return not self._missing() and not self._stale()
 
     def ensure_state(self) -> None:
         """Make a missing state, and follow a parameter that was moved, or cast before its use.
@@ -75,13 +71,17 @@ class Member:
             ValueError: the state belongs to another dtype or another setting, and holds training.
         """
         if not self.state_fits():
-            if self.state and self.step > 0:
+            late = self.rule.slots == self.rule.optional
+            if late and not self._stale() and self._missing() <= self._slot_keys(self.rule.slots):
+                self.state.update(self._make_slots(self.rule.slots))
+            elif self.state and self.step > 0:
                 raise ValueError(
                     f"{self.label}: its dtype or formats changed after {self.step} steps; "
                     "make a new optimizer and load this one's state_dict"
                 )
-            self.state.clear()
-            self.state.update(self.make_state())
+            else:
+                self.state.clear()
+                self.state.update(self.make_state())
         for key, plane in self.state.items():
             if key != "step" and plane.device != self.parameter.device:
                 self.state[key] = plane.to(self.parameter.device)
@@ -91,9 +91,17 @@ class Member:
         """Return the state before the first step: the master weight is what the parameter shows."""
         state = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
         state |= make_weight(self.weight_format, self.parameter)
-        for slot, format in zip(self.rule.slots, self.slot_formats, strict=True):
-            state |= make_slot(format, slot.name, self.parameter)
-        return state
+        return state | self._make_slots(self.rule.slots)
+
+    def check_gradient(self, gradient: Tensor) -> None:
+        """Raise ValueError for a gradient that no backend takes."""
+        if gradient.layout != torch.strided:
+            raise ValueError(
+                f"{self.label} has a sparse gradient: make it dense, nn.Embedding by sparse=False"
+            )
+        if not gradient.is_floating_point():
+            dtype = dtype_name(gradient.dtype)
+            raise ValueError(f"{self.label} has a gradient of dtype {dtype}: it must be real")
 
     def weight(self, step: int = 0) -> Stored:
         """Return the weight's planes; ``step`` selects the noise that a write is rounded with."""
@@ -120,10 +128,6 @@ class Member:
         self, gradient: Tensor, gradient_scale: float, scalars: tuple[float, ...], step: int
     ) -> Work:
         """Describe the update of this parameter at ``step``, counted from 1."""
-        if gradient.layout != torch.strided:
-            raise ValueError(
-                f"{self.label} has a sparse gradient: make it dense, nn.Embedding by sparse=False"
-            )
         return Work(
             rule=self.rule,
             scalars=tuple(map(round_to_fp32, scalars)),
@@ -133,11 +137,14 @@ class Member:
             gradient_scale=round_to_fp32(gradient_scale),
         )
 
-    def state_entries(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield ``(component, key, tensor)`` of the state, for counting its memory."""
+    def entries(self, gradient: Tensor | None) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield ``(component, plane, tensor)`` of all that is held, for counting its memory."""
+        yield "weights", dtype_name(self.parameter.dtype), self.parameter
         for key, tensor in self.state.items():
             component = "scalars" if key == "step" else "moments"
             yield "master_weights" if key in WEIGHT_KEYS else component, key, tensor
+        if gradient is not None:
+            yield "gradients", dtype_name(gradient.dtype), gradient
 
     def plan_load(self, saved: Mapping[str, Any], convert: bool) -> list[Plan]:
         """Plan how the state is restored from a saved one of any format.
@@ -146,7 +153,10 @@ class Member:
             ValueError: a key of no meaning here, a plane of another shape, or a conversion that
                 would round without ``convert``.
         """
-        unknown = saved.keys() - known_keys([slot.name for slot in self.rule.slots])
+        optional = {slot.name for slot in self.rule.optional}
+        names = {slot.name for slot in self.rule.slots} | optional
+        own = known_keys([])
+        unknown = saved.keys() - known_keys(sorted(names))
         if unknown:
             raise ValueError(
                 f"{self.label}: saved state {min(unknown)!r} has no meaning for {self.rule.name}"
@@ -154,9 +164,31 @@ class Member:
         step = saved_step(saved, self.label)
         plans = [plan_weight(saved, self.weight(step), self.label, convert)]
         for slot, stored in zip(self.rule.slots, self.slots(step), strict=True):
-            plans.append(plan_slot(saved, slot.name, stored, self.label, convert))
+            may_lack = slot.name in optional
+            plans.append(plan_slot(saved, slot.name, stored, self.label, convert, may_lack))
+        unused = optional - {slot.name for slot in self.rule.slots}
+        kept = {key: saved[key].clone() for key in saved.keys() & known_keys(sorted(unused)) - own}
+        plans.append(Plan(lambda: self.state.update(kept)))
         plans.append(Plan(lambda: self.state["step"].fill_(step)))
         return plans
+
+    def _make_slots(self, slots: tuple[Slot, ...]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        for slot, format in zip(slots, self.slot_formats, strict=True):
+            state |= make_slot(format, slot.name, self.parameter)
+        return state
+
+    def _missing(self) -> set[str]:
+        expected = {"step", *weight_keys(self.weight_format), *self._slot_keys(self.rule.slots)}
+        return expected - self.state.keys()
+
+    def _stale(self) -> set[str]:
+        """Return the keys of another weight format than the parameter's."""
+        return (WEIGHT_KEYS & self.state.keys()) - set(weight_keys(self.weight_format))
+
+    def _slot_keys(self, slots: tuple[Slot, ...]) -> set[str]:
+        chosen = zip(slots, self.slot_formats, strict=True)
+        return {key for slot, format in chosen for key in state_keys(format, slot.name)}
 
     def _noise_key(self, format: Format, state: str, step: int) -> tuple[int, int] | None:
         if not format.stochastic:

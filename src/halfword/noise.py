@@ -8,6 +8,8 @@ arithmetic modulo 2^32 per element, because that is what vector units are fast a
 
 import functools
 import hashlib
+from collections import Counter
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -20,6 +22,20 @@ _GOLDEN32 = 0x9E3779B9
 def identity_of_name(name: str) -> int:
     """Return the 64-bit identity of a parameter with a fully qualified name."""
     return _hash64(b"name", name.encode())
+
+
+def identities_of_names(names: Iterable[str], earlier: Iterable[str] = ()) -> list[int]:
+    """Return the identities of named parameters.
+
+    Two models in one optimizer may use a name twice, here or among the names of ``earlier`` groups;
+    each further use counts as another name, so that they do not share noise.
+    """
+    uses = Counter(earlier)
+    identities = []
+    for name in names:
+        identities.append(identity_of_name(f"{name}\0{uses[name]}" if uses[name] else name))
+        uses[name] += 1
+    return identities
 
 
 def identity_of_position(position: int) -> int:

@@ -18,7 +18,7 @@ from halfword.loading import merge_groups, warn_of_rounding
 from halfword.member import Member
 from halfword.memory import Memory, measure
 from halfword.rules import Rule
-from halfword.settings import check_group, dtype_name, numbers
+from halfword.settings import check_group, check_supported, numbers
 from halfword.stored import adopt, decode_all, write_all
 
 logger = logging.getLogger(__name__)
@@ -84,12 +84,14 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        pending = list(self._pending())
-        self.step_was_skipped = self._must_skip(pending)
-        if not self.step_was_skipped:
-            for backend, works in self._works(pending).items():
-                choose(backend)(works)
-        self._clip_coefficient = 1.0
+        try:
+            pending = list(self._pending())
+            self.step_was_skipped = self._must_skip(pending)
+            if not self.step_was_skipped:
+                for backend, works in self._works(pending).items():
+                    choose(backend)(works)
+        finally:
+            self._clip_coefficient = 1.0
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -154,13 +156,15 @@ class Optimizer(torch.optim.Optimizer):
     def refresh_master_weights(self) -> None:
         """Make every master weight what its parameter shows, dropping remainders and copies."""
         for member in self._members():
-            member.ensure_state()
+            self._ensure_state(member)
             adopt(member.weight())
 
     def memory(self) -> Memory:
         """Return what parameters, gradients and states hold now, by component and plane."""
-        parameters = [member.parameter for member in self._members()]
-        return measure(self._entries(), sum(parameter.numel() for parameter in parameters))
+        members = list(self._members())
+        entries = (member.entries(self._gradient(member.parameter)) for member in members)
+        count = sum(member.parameter.numel() for member in members)
+        return measure(chain.from_iterable(entries), count)
 
     @_disable_dynamo
     @torch.no_grad()
@@ -212,11 +216,20 @@ class Optimizer(torch.optim.Optimizer):
         check_group(numbers(group), self.rule(group))
         if len(set(group["params"])) < len(group["params"]):
             raise ValueError("params: a parameter appears twice in one group; pass each once")
+        policy = self.defaults["on_nonfinite"]
+        if group["on_nonfinite"] != policy:
+            raise ValueError(
+                f"on_nonfinite={group['on_nonfinite']!r} in a group: a step is taken as a whole; "
+                f"give it to the optimizer, which has {policy!r}"
+            )
         if isinstance(group["lr"], Tensor):
-            # Schedulers write into it, so groups must not share one.
-            group["lr"] = group["lr"].detach().clone()
+            # Schedulers write into it: groups must not share one, nor round what is written.
+            wide = group["lr"].dtype == torch.float64
+            dtype = torch.float64 if wide else torch.float32
+            group["lr"] = group["lr"].detach().to(dtype, copy=True)
         if "param_names" in group:
-            group["identities"] = [noise.identity_of_name(name) for name in group["param_names"]]
+            earlier = chain.from_iterable(g["param_names"] for g in self.param_groups[:-1])
+            group["identities"] = noise.identities_of_names(group["param_names"], earlier)
         else:
             positions = range(position, position + len(group["params"]))
             group["identities"] = [noise.identity_of_position(number) for number in positions]
@@ -227,15 +240,19 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups if groups is None else groups:
             rule = self.rule(group)
             for index, parameter in enumerate(group["params"]):
-                yield Member(group, index, position, rule, self.state[parameter])
+                yield Member(group, index, position, rule, self.state.get(parameter, {}))
                 position += 1
 
     def _member(self, parameter: Tensor) -> Member:
         for member in self._members():
             if member.parameter is parameter:
-                member.ensure_state()
+                self._ensure_state(member)
                 return member
         raise ValueError(f"parameter of shape {tuple(parameter.shape)}: not in this optimizer")
+
+    def _ensure_state(self, member: Member) -> None:
+        member.ensure_state()
+        self.state[member.parameter] = member.state
 
     def _gradient(self, parameter: Tensor) -> Tensor | None:
         if self._accumulation is not None and parameter in self._accumulation.buffers:
@@ -246,6 +263,7 @@ class Optimizer(torch.optim.Optimizer):
         for member in self._members():
             gradient = self._gradient(member.parameter)
             if gradient is not None:
+                member.check_gradient(gradient)
                 yield member, gradient
 
     def _must_skip(self, pending: list[tuple[Member, Tensor]]) -> bool:
@@ -253,9 +271,7 @@ class Optimizer(torch.optim.Optimizer):
         policy = self.defaults["on_nonfinite"]
         if policy == "propagate":
             return False
-        found = next(
-            (member.label for member, gradient in pending if not is_finite(gradient)), None
-        )
+        found = next((member.label for member, grad in pending if not is_finite(grad)), None)
         if found is not None and policy == "raise":
             raise ValueError(
                 f"{found} has a gradient that is not finite: lower lr, or use on_nonfinite='skip'"
@@ -269,23 +285,15 @@ class Optimizer(torch.optim.Optimizer):
         works: dict[str, list[Work]] = defaultdict(list)
         scalars: dict[tuple[int, int], tuple[float, ...]] = {}
         for member, gradient in pending:
-            member.ensure_state()
+            self._ensure_state(member)
             step = member.step + 1
             group = member.group
             if (id(group), step) not in scalars:
+                check_supported(group)  # it may have been changed since construction
                 scalars[id(group), step] = member.rule.scalars(numbers(group), step)
             scale = -self._clip_coefficient if group["maximize"] else self._clip_coefficient
-            works[group["backend"]].append(
-                member.work(gradient, scale, scalars[id(group), step], step)
-            )
+            work = member.work(gradient, scale, scalars[id(group), step], step)
+            works[group["backend"]].append(work)
         for member, _ in pending:
             member.state["step"] += 1
         return works
-
-    def _entries(self) -> Iterator[tuple[str, str, Tensor]]:
-        for member in self._members():
-            yield "weights", dtype_name(member.parameter.dtype), member.parameter
-            yield from member.state_entries()
-            gradient = self._gradient(member.parameter)
-            if gradient is not None:
-                yield "gradients", dtype_name(gradient.dtype), gradient

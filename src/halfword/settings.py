@@ -59,7 +59,11 @@ def check_group(group: Mapping[str, Any], rule: Rule) -> None:
         raise ValueError(f"dampening={group['dampening']}: must be finite")
     if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
         raise ValueError("nesterov=True: needs momentum > 0 and dampening=0")
-    _check_implementation(group)
+    if "betas" in group and len(group["betas"]) != 2:
+        raise ValueError(f"betas={group['betas']!r}: must be two numbers")
+    if not isinstance(group["seed"], int):
+        raise ValueError(f"seed={group['seed']!r}: must be an integer")
+    check_supported(group)
     _check_choice("on_nonfinite", group["on_nonfinite"], ON_NONFINITE)
     _check_choice("backend", group["backend"], ("auto", *BACKENDS))
     _check_choice("master_weights", group["master_weights"], MASTER_WEIGHTS[torch.bfloat16])
@@ -95,8 +99,11 @@ def weight_format(setting: str, parameter: Tensor, label: str) -> Format:
 
 def slot_formats(setting: str | tuple[str, ...], rule: Rule) -> tuple[Format, ...]:
     """Return the formats that ``moments=setting`` means for a rule's slots, or raise ValueError."""
-    names = (setting,) * len(rule.slots) if isinstance(setting, str) else tuple(setting)
-    for name in (setting,) if isinstance(setting, str) else names:
+    if not isinstance(setting, tuple | list):
+        _check_choice("moments", setting, MOMENTS)
+        setting = (setting,) * len(rule.slots)
+    names = tuple(setting)
+    for name in names:
         _check_choice("moments", name, MOMENTS)
     if len(names) != len(rule.slots):
         slots = ", ".join(slot.name for slot in rule.slots) or "none"
@@ -109,7 +116,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_implementation(group: Mapping[str, Any]) -> None:
+def check_supported(group: Mapping[str, Any]) -> None:
+    """Raise ValueError where a group asks for what torch has and halfword does not."""
     if group.get("amsgrad"):
         raise ValueError("amsgrad=True: not supported; AdamW and Adam keep two moments")
     if group.get("differentiable"):
@@ -127,5 +135,5 @@ def _check_range(name: str, value: float, low: float, below: float) -> None:
 
 
 def _check_choice(name: str, value: Any, choices: Any) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}={value!r}: use one of " + ", ".join(map(repr, choices)))

@@ -4,6 +4,7 @@ The second program is this file's numpy transcription of the numerics (formats, 
 shares no code with the package: numbers are numpy FP32 arrays, BF16 are their upper 16 bits.
 """
 
+import contextlib
 import hashlib
 import math
 from itertools import product
@@ -12,16 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from halfword.backends import BACKENDS
+from halfword.backends import BACKENDS, choose
 from halfword.formats import MASTER_WEIGHTS
 from halfword.rules import RULES
 from halfword.stored import TILE
-from helpers import OPTIMIZERS, combinations, name_of
+from helpers import OPTIMIZERS, combinations, name_of, require, threads
 
 GRADIENTS = (torch.bfloat16, torch.float32, torch.float16)
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
 f32 = np.float32
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """On a busy machine, threads that share an operation mostly wait for each other."""
+    with threads(1):
+        yield
 
 
 # Formats: encode(x, noise) -> planes, decode(planes) -> x.
@@ -200,7 +208,7 @@ UPDATES = {"adamw": adamw, "adam": adam, "lion": lion, "sgd": sgd, "sgd_momentum
 
 
 class Mirror:
-    """One parameter of an optimizer, held and stepped by the transcription."""
+    """One parameter of an optimizer and its gradient, held and stepped by the transcription."""
 
     def __init__(self, opt, p, rule, index):
         group = opt.param_groups[0]
@@ -214,22 +222,25 @@ class Mirror:
             [name + suffix for suffix in SLOTS[format]]
             for name, format in zip(self.names, self.formats, strict=True)
         ]
-        self.read(opt, p)
-
-    def read(self, opt, p):
-        """Take over the planes as they are now."""
+        self.gradient, self.dtype = p.grad, p.dtype
         weight, *slots = self.keys
         self.planes = [[flat(p), *(flat(opt.state[p][key]) for key in weight)]]
         self.planes += [[flat(opt.state[p][key]) for key in keys] for keys in slots]
 
-    def step(self, gradient, scale=1.0):
+    def write_weights(self):
+        where, weights = written_weights(self.planes[0][0].size)
+        self.planes[0][0] = np.where(where.numpy(), flat(weights.to(self.dtype)), self.planes[0][0])
+
+    def step(self, scale=1.0):
+        if self.gradient is None:
+            return
         self.steps += 1
         with np.errstate(all="ignore"):
             x, *slots = (
                 FORMATS[format][1](planes)
                 for format, planes in zip([self.weight, *self.formats], self.planes, strict=True)
             )
-            g = flat(gradient.float()) * f32(scale)
+            g = flat(self.gradient.float()) * f32(scale)
             x, slots = self.update(x, g, slots, self.hyper, self.steps)
             slots = [np.where(np.abs(s) < f32(2.0**-126), f32(0), s) for s in slots]
             self.planes = [
@@ -349,8 +360,44 @@ def test_every_rule_has_an_optimizer_here():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_that_cannot_run_here_is_reported(backend):
+    """As a skip with its reason: the matrix below runs those that can."""
+    require(backend)
+
+
 @pytest.mark.parametrize("combination", combinations(), ids=name_of)
-def test_a_step_has_the_bits_of_the_definition(combination, backend):
+def test_a_step_has_the_bits_of_the_definition(combination):
+    runs = {backend: prepared(combination, backend) for backend in usable_backends()}
+    first = runs["reference"]
+    mirrors = [
+        Mirror(first, p, combination[0], index)
+        for index, p in enumerate(first.param_groups[0]["params"])
+    ]
+    for step in range(3):
+        for mirror in mirrors:
+            if step == 2:
+                mirror.write_weights()
+            mirror.step()
+        for backend, opt in runs.items():
+            params = opt.param_groups[0]["params"]
+            if step == 2:
+                write_from_outside(params)
+            opt.step()
+            for index, (p, mirror) in enumerate(zip(params, mirrors, strict=True)):
+                mirror.check(opt, p, f"{backend}, step {step}, parameter {index}")
+                if p.numel() > TILE:  # once over the edge of a tile is enough
+                    p.grad = mirror.gradient = None
+
+
+def usable_backends():
+    for backend in BACKENDS:
+        with contextlib.suppress(ValueError):
+            choose(backend)
+            yield backend
+
+
+def prepared(combination, backend):
+    """An optimizer with gradients for every parameter; the last holds random bits."""
     rule, dtype, master_weights, moments = combination
     params = inputs(dtype)
     params.append(torch.nn.Parameter(torch.zeros(1500, dtype=dtype)))
@@ -359,31 +406,25 @@ def test_a_step_has_the_bits_of_the_definition(combination, backend):
     opt = OPTIMIZERS[rule](
         params,
         master_weights=master_weights,
-        moments=moments if moments else "fp32",
+        moments=moments or "fp32",
         seed=-3,
         backend=backend,
     )
     fill_with_any_bits(opt, params[-1], seed=len(name_of(combination)))
-    mirrors = [Mirror(opt, p, rule, index) for index, p in enumerate(params)]
-    for step in range(3):
-        if step == 2:
-            write_from_outside(params, mirrors)
-        opt.step()
-        for index, (p, mirror) in enumerate(zip(params, mirrors, strict=True)):
-            if p.grad is not None:
-                mirror.step(p.grad)
-                mirror.check(opt, p, f"step {step}, parameter {index}, {p.grad.dtype} gradient")
-            if p.numel() > TILE:
-                p.grad = None  # once over the edge of a tile is enough
+    return opt
 
 
-def write_from_outside(params, mirrors):
-    """Overwrite every third weight behind the optimizer's back, in both programs."""
-    for p, mirror in zip(params, mirrors, strict=True):
-        index = torch.arange(p.numel()).view(p.shape)
-        weights = torch.from_numpy(SPECIAL_WEIGHTS)[index % len(SPECIAL_WEIGHTS)]
-        p.data.copy_(torch.where(index % 3 == 0, weights.to(p.dtype), p.data))
-        mirror.planes[0][0] = flat(p)
+def written_weights(count):
+    """Which elements are overwritten from outside, and with what."""
+    index = torch.arange(count)
+    return index % 3 == 0, torch.from_numpy(SPECIAL_WEIGHTS)[index % len(SPECIAL_WEIGHTS)]
+
+
+def write_from_outside(params):
+    """Overwrite every third weight behind the optimizer's back."""
+    for p in params:
+        where, weights = (t.view(p.shape) for t in written_weights(p.numel()))
+        p.data.copy_(torch.where(where, weights.to(p.dtype), p.data))
 
 
 VARIANTS = [
@@ -406,6 +447,7 @@ VARIANTS = [
     ("rule", "settings"), VARIANTS, ids=[f"{rule}-{'-'.join(more)}" for rule, more in VARIANTS]
 )
 def test_hyper_parameters_clipping_and_maximize_enter_as_defined(rule, settings, maximize, backend):
+    require(backend)
     generator = torch.Generator().manual_seed(3)
     params = [torch.nn.Parameter(torch.randn(300, generator=generator).bfloat16())]
     opt = OPTIMIZERS[rule](params, maximize=maximize, backend=backend, **settings)
@@ -424,7 +466,8 @@ def test_hyper_parameters_clipping_and_maximize_enter_as_defined(rule, settings,
         assert torch.equal(params[0].grad, before), "clipping may not rewrite gradients"
         # The coefficient of torch.nn.utils.clip_grad_norm_, in float64.
         coefficient = min(1.0, max_norm / (norm.item() + 1e-6))
-        mirror.step(params[0].grad, -coefficient if maximize else coefficient)
+        mirror.gradient = params[0].grad
+        mirror.step(-coefficient if maximize else coefficient)
         mirror.check(opt, params[0], f"max_norm {max_norm}")
 
 

@@ -8,8 +8,8 @@ import tomli_w
 
 from halfword.errors import UsageError
 from halfword.train.config import PRESETS, Precision, Schedule, TrainConfig, load_config
-from halfword.train.loop import OPTIMIZERS
 from halfword.train.schedule import SCHEDULES
+from halfword.train.training import OPTIMIZERS
 
 
 def write(folder: Path, text: str) -> Path:

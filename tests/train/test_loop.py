@@ -93,7 +93,9 @@ class Padded:
 @pytest.fixture
 def fp32_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """In BF16, gradients of another batch size would be rounded at other places."""
-    monkeypatch.setattr(loop, "build_model", lambda *about: build_model(*about).float())
+    monkeypatch.setattr(
+        "halfword.train.training.build_model", lambda *about: build_model(*about).float()
+    )
 
 
 @pytest.mark.usefixtures("fp32_model")

@@ -12,7 +12,7 @@ from halfword.train.run_folder import claim, clear
 def take(run: Path | None, default: Path = Path("unused"), *, overwrite: bool = False) -> Path:
     """Hold a run for a moment: with its files, as training leaves them."""
     with claim(run, default, overwrite=overwrite) as folder:
-        clear(folder)
+        clear(folder, past_step=0)
         (folder / "config.toml").write_text("a run")
     return folder
 

@@ -1,6 +1,6 @@
 """Checkpoints that resume to the last bit and never cost the previous one."""
 
-from halfword.checkpoint.contents import flatten, restore
+from halfword.checkpoint.contents import component_of, flatten, restore
 from halfword.checkpoint.folder import CheckpointError, Manifest, read, read_manifest, verify, write
 from halfword.checkpoint.writer import Writer, checkpoints, latest
 
@@ -9,6 +9,7 @@ __all__ = [
     "Manifest",
     "Writer",
     "checkpoints",
+    "component_of",
     "flatten",
     "latest",
     "read",

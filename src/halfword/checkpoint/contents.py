@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from halfword.optimizer import Optimizer
+from halfword.stored import WEIGHT_KEYS
 
 
 def flatten(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -71,6 +72,19 @@ def restore(
     _check_weights(model, weights)
     model.load_state_dict(weights)
     optimizer.load_state_dict(state_dict, convert=convert)
+
+
+def component_of(name: str) -> tuple[str, str]:
+    """Return the component and plane that a tensor of ``flatten`` belongs to, as in ``Memory``."""
+    kind, _, rest = name.partition(".")
+    if kind == "model":
+        return "weights", ""
+    if kind != "optimizer":
+        return kind, rest
+    key = rest.rpartition(".")[2]
+    if key == "step":
+        return "scalars", key
+    return ("master_weights" if key in WEIGHT_KEYS else "moments"), key
 
 
 def _optimizer_state(

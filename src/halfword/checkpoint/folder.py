@@ -37,10 +37,15 @@ STATE = "state.json"
 
 
 class CheckpointError(ValueError):
-    """A folder that cannot be used as a checkpoint, told in one line that names it."""
+    """A folder that cannot be used as a checkpoint, told in one line that names it.
+
+    Attributes:
+        problem: the line without the folder.
+    """
 
     def __init__(self, folder: Path, problem: str) -> None:
         super().__init__(f"{folder}: {problem}")
+        self.problem = problem
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,12 @@ class Rule:
             the step counted from 1; each is rounded to FP32 once, when the work is made.
         update: ``(x, g, slots, scalars) -> (x, slots)`` in FP32; only ``+ - * /`` and the words of
             ``halfword.ops``, each rounded once.
+        optional: slots that a parameter may lack, or hold unused, since its group may come to this
+            rule or leave it in the middle of training; one that is made late starts at zero.
     """
 
     name: str
     slots: tuple[Slot, ...]
     scalars: Callable[[Mapping[str, Any], int], tuple[float, ...]]
     update: Update
+    optional: tuple[Slot, ...] = ()

@@ -50,7 +50,7 @@ def _momentum(
     return x, (b,)
 
 
-sgd = Rule("sgd", (), _plain_scalars, _plain)
-sgd_momentum = Rule(
-    "sgd_momentum", (Slot("momentum_buffer", signed=True),), _momentum_scalars, _momentum
-)
+_BUFFER = (Slot("momentum_buffer", signed=True),)
+
+sgd = Rule("sgd", (), _plain_scalars, _plain, optional=_BUFFER)
+sgd_momentum = Rule("sgd_momentum", _BUFFER, _momentum_scalars, _momentum, optional=_BUFFER)

@@ -18,6 +18,7 @@ from halfword.errors import UsageError
 Precision = Literal["fp32-master", "exact", "exact-bf16", "bf16", "bf16-sr"]
 MasterWeights = Literal["split", "split24", "fp32", "bf16", "bf16-sr"]
 Moments = Literal["fp32", "bf16", "bf16-sr"]
+Rule = Literal["adamw", "adam", "lion", "sgd"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 
 
@@ -36,8 +37,10 @@ PRESETS: dict[Precision, Formats] = {
     "bf16-sr": Formats("bf16-sr", "bf16-sr"),
 }
 
+LEARNING_RATES: dict[Rule, float] = {"adamw": 1e-3, "adam": 1e-3, "lion": 1e-4, "sgd": 0.1}
+
 # Where one run writes. Not part of what config.toml repeats: a second run writes elsewhere.
-PLACES = frozenset({"run", "overwrite", "loss_log_file"})
+PLACES = frozenset({"run", "overwrite", "resume", "loss_log_file"})
 
 AnyPath = Annotated[Path, Strict(False)]  # a TOML file can only give a string
 
@@ -66,6 +69,15 @@ class TrainConfig(BaseModel):
         None, description="folder for the run's files [default: runs/PRECISION, numbered if taken]"
     )
     overwrite: bool = Field(False, description="replace the run that --run holds")
+    resume: str | None = Field(
+        None,
+        min_length=1,
+        description="go on from a checkpoint: auto (the newest of --run; none: start), a run's "
+        "folder, or one checkpoint",
+    )
+    init: AnyPath | None = Field(
+        None, description="a model in Hugging Face layout to start from; it gives the shape"
+    )
     loss_log_file: AnyPath | None = Field(
         None, description="a CSV file that also gets step,loss rows"
     )
@@ -128,8 +140,12 @@ class TrainConfig(BaseModel):
         1, ge=1, description="micro-batches in a step; from 2 on, gradients are summed in FP32"
     )
     num_steps: int = Field(1000, ge=1, description="optimizer steps")
-    optimizer: Literal["adamw"] = Field("adamw", description="update rule")
-    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
+    optimizer: Rule = Field("adamw", description="update rule")
+    learning_rate: float = Field(
+        default_factory=lambda settings: LEARNING_RATES[settings["optimizer"]],
+        gt=0,
+        description="peak learning rate [default: 1e-3; lion 1e-4, sgd 0.1]",
+    )
     lr_schedule: Schedule = Field("cosine", description="what follows the warm-up")
     lr_warmup_steps: int = Field(
         default_factory=_default_lr_warmup_steps,
@@ -138,7 +154,9 @@ class TrainConfig(BaseModel):
         "at most 100]",
     )
     weight_decay: float = Field(0.1, ge=0, description="weight decay, on matrices only")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment")
+    beta1: float = Field(
+        0.9, ge=0, lt=1, description="decay rate of the first moment; sgd's momentum"
+    )
     beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
     eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
     max_grad_norm: float = Field(
@@ -147,6 +165,15 @@ class TrainConfig(BaseModel):
 
     eval_steps: int = Field(
         0, ge=0, description="steps between evaluations; there is always one after the last step"
+    )
+    save_steps: int = Field(
+        500,
+        ge=0,
+        description="steps between checkpoints; there is always one after the last step",
+    )
+    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints that are kept")
+    keep_every: int = Field(
+        0, ge=0, description="also keep checkpoints at multiples of so many steps; 0: none"
     )
     log_interval: int = Field(10, ge=1, description="steps between printed lines")
     warmup_steps: int = Field(5, ge=0, description="first steps, left out of the timing")
@@ -190,11 +217,23 @@ class TrainConfig(BaseModel):
         return self.model_dump(mode="json", exclude_none=True, exclude=set(PLACES))
 
 
-def load_config(file: Path | None, flags: Mapping[str, Any]) -> TrainConfig:
-    """Merge defaults, TOML file and flags; whatever is wrong is told in one line."""
-    table = _read_toml(file) if file else {}
+def read_settings(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the TOML file and the flags, unchecked: what was given rather than left to default."""
+    return {**(_read_toml(file) if file else {}), **flags}
+
+
+def load_config(
+    file: Path | None, flags: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """Merge defaults, TOML file and flags; whatever is wrong is told in one line.
+
+    Args:
+        file: the TOML file.
+        flags: what the command line gives.
+        defaults: settings that stand in for the usual defaults.
+    """
     try:
-        return TrainConfig(**{**table, **flags})
+        return TrainConfig(**{**(defaults or {}), **read_settings(file, flags)})
     except ValidationError as error:
         raise _usage_error(error, file, flags) from None
 

@@ -1,56 +1,42 @@
-"""One training run, from settings to result files: build, train, evaluate, finish."""
+"""One training run, from settings to result files: build, train, evaluate, save, finish."""
 
 import contextlib
 import math
-import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 import torch
 from rich.console import Console
-from torch.optim.lr_scheduler import LambdaLR
 
-import halfword
-from halfword.errors import UsageError
-from halfword.train import metrics, record, run_folder
+from halfword.checkpoint import Writer
+from halfword.train import metrics, record, resume, run_folder
 from halfword.train.config import TrainConfig
-from halfword.train.data import EvalWindows, PackedSequences
 from halfword.train.metrics import MetricsLog, Row
-from halfword.train.model import IGNORED, Llama, build_model, loss_sum
+from halfword.train.model import IGNORED, loss_sum
 from halfword.train.progress import Display
-from halfword.train.schedule import multiplier
-from halfword.train.text import load_corpus
-from halfword.train.tokenizer import load_tokenizer
-
-OPTIMIZERS = {"adamw": halfword.AdamW}
-
-
-@dataclass
-class Training:
-    """A run in memory."""
-
-    config: TrainConfig  # with what was left to default filled in
-    device: torch.device
-    corpus: dict[str, Any]
-    sequences: PackedSequences
-    eval_windows: EvalWindows
-    model: Llama
-    optimizer: halfword.Optimizer
-    scheduler: LambdaLR
-    rows: list[Row] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    memory: dict[str, Any] = field(default_factory=dict)
+from halfword.train.training import Training, build
 
 
 class Stop:
-    """Whether Ctrl-C was pressed; the step that runs is finished first."""
+    """Whether a signal asked the run to stop; the step that runs is finished first."""
 
-    requested = False
+    signal_number: int | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop after this step."""
+        return self.signal_number is not None
+
+
+class Stopped(Exception):  # noqa: N818
+    """The run ended by a signal, its files complete; shells expect 128 + its number."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + signal_number
 
 
 def run(config: TrainConfig, console: Console) -> Path:
@@ -58,68 +44,47 @@ def run(config: TrainConfig, console: Console) -> Path:
 
     Raises:
         UsageError: a setting cannot be honoured; nothing was written.
-        KeyboardInterrupt: Ctrl-C; once training has begun, the run's files are complete.
+        Stopped: SIGINT or SIGTERM; once training has begun, the run's files are complete.
+        OSError, CheckpointError: a checkpoint could not be written; earlier ones are whole.
     """
     default = Path("runs") / config.precision
-    with run_folder.claim(config.run, default, overwrite=config.overwrite) as folder:
+    replace = config.overwrite or config.resume is not None
+    with run_folder.claim(config.run, default, overwrite=replace) as folder:
         training = build(config)
-        with _stop_on_interrupt() as stop:
+        if config.resume is not None and config.resume != resume.AUTO:
+            resume.restore(training, Path(config.resume), folder)
+        with _stop_on_signal() as stop:
             train(training, folder, console, stop)
-        if stop.requested:
-            raise KeyboardInterrupt
+        if stop.signal_number is not None:
+            raise Stopped(stop.signal_number)
     return folder
 
 
-def build(config: TrainConfig) -> Training:
-    """Make all parts of a run; what cannot be honoured is refused here."""
-    device = _device(config.device)
-    _make_deterministic(config, device)
-    corpus = load_corpus(config)
-    tokenizer = load_tokenizer(config.tokenizer, corpus.train)
-    vocab_size = config.vocab_size or tokenizer.vocab_size
-    if vocab_size < tokenizer.vocab_size:
-        fix = f"too few for the tokenizer, which has {tokenizer.vocab_size}"
-        raise UsageError("--vocab_size", vocab_size, fix)
-    config = config.model_copy(update={"vocab_size": vocab_size, "device": str(device)})
-    tokens, eval_tokens = tokenizer.encode(corpus.train), tokenizer.encode(corpus.held_out)
-    sequences = PackedSequences(tokens, config.seq_length, config.seed)
-    eval_windows = EvalWindows(eval_tokens, config.seq_length, config.batch_size)
-    model = build_model(config, vocab_size, device)
-    optimizer = _build_optimizer(config, model)
-    about = {
-        "name": corpus.name,
-        "sha256": corpus.sha256,
-        "train_tokens": len(tokens),
-        "eval_tokens": len(eval_tokens),
-    }
-    factor = multiplier(config.lr_schedule, config.num_steps, config.lr_warmup_steps)
-    return Training(
-        config, device, about, sequences, eval_windows, model, optimizer,
-        scheduler=LambdaLR(optimizer, factor),
-    )  # fmt: skip
-
-
 def train(training: Training, folder: Path, console: Console, stop: Stop) -> None:
-    """Take all steps, evaluating where asked, and write the run's files."""
+    """Take all steps that are left, evaluating and saving where asked; write the run's files."""
     config = training.config
-    started = time.perf_counter()
     with (
-        MetricsLog(folder, config.loss_log_file) as log,
-        Display(console, config.num_steps, config.log_interval) as display,
+        MetricsLog(folder, config.loss_log_file, training.rows) as log,
+        Display(console, config.num_steps, config.log_interval, len(training.rows)) as display,
     ):
-        run_folder.clear(folder)
+        run_folder.clear(folder, past_step=len(training.rows))
         metrics.write_whole(folder / "config.toml", tomli_w.dumps(config.to_toml()))
-        for step in range(config.num_steps):
-            row = train_step(training, step)
+        metrics.write_whole(folder / run_folder.TOKENIZER, training.tokenizer.to_json())
+        writer = Writer(folder / run_folder.CHECKPOINTS, config.keep_checkpoints, config.keep_every)
+        training.started = time.perf_counter()
+        _evaluate_if_due(training, display, stop)  # a signal may have come before it
+        while len(training.rows) < config.num_steps and not stop.requested:
+            row = train_step(training, len(training.rows))
             training.rows.append(row)
             log.write(row)
             display.step(row)
-            last = step + 1 == config.num_steps
-            if not stop.requested and (last or _is_due(step + 1, config.eval_steps)):
-                evaluate(training, step, display, stop)
-            if stop.requested:
-                break
-        finish(training, folder, time.perf_counter() - started, interrupted=stop.requested)
+            if len(training.rows) == 1:
+                write_memory(training, folder)
+            _evaluate_if_due(training, display, stop)
+            if stop.requested or _is_due(training, config.save_steps):
+                writer.save(len(training.rows), *resume.contents(training))
+        writer.wait()
+        finish(training, folder, interrupted=stop.requested)
         stopped = f"stopped after {len(training.rows)} steps; " if stop.requested else ""
         display.line(f"{stopped}run written to {folder}")
 
@@ -144,14 +109,14 @@ def train_step(training: Training, step: int) -> Row:
     _synchronize(training.device)
     optimizer_started = time.perf_counter()
     grad_norm = optimizer.clip_grad_norm(config.max_grad_norm or math.inf).item()
-    if not training.rows:
+    if "at_step_entry" not in training.memory:
         training.memory["at_step_entry"] = optimizer.memory()
     if num_tokens:
         optimizer.step()
     _synchronize(training.device)
     finished = time.perf_counter()
     optimizer.zero_grad()
-    if not training.rows:
+    if "between_steps" not in training.memory:
         training.memory["between_steps"] = optimizer.memory()
     mean_loss = sum(loss.item() for loss in losses)
     row = Row(
@@ -186,29 +151,37 @@ def evaluate(training: Training, step: int, display: Display, stop: Stop) -> Non
     training.model.train()
 
 
-def finish(training: Training, folder: Path, seconds: float, *, interrupted: bool) -> None:
-    """Write memory.json and summary.json."""
-    config, model, optimizer = training.config, training.model, training.optimizer
-    at_step_entry: halfword.Memory = training.memory["at_step_entry"]
-    memory = {
+def write_memory(training: Training, folder: Path) -> None:
+    """Write memory.json: what was held at the entry of a step and between steps."""
+    at_step_entry, between_steps = (
+        training.memory[moment] for moment in ("at_step_entry", "between_steps")
+    )
+    table = {
         "num_parameters": at_step_entry.num_parameters,
         "at_step_entry": at_step_entry.components,
-        "between_steps": training.memory["between_steps"].components,
+        "between_steps": between_steps.components,
         "bytes_per_parameter": at_step_entry.bytes_per_parameter,
         "peak_rss_bytes": record.peak_rss_bytes(),
     }
-    metrics.write_json(folder / "memory.json", memory)
+    metrics.write_json(folder / "memory.json", table)
+
+
+def finish(training: Training, folder: Path, *, interrupted: bool) -> None:
+    """Write memory.json, now with the peak of the whole run, and summary.json."""
+    config, model, optimizer = training.config, training.model, training.optimizer
+    if training.memory:  # a resumed run may have had nothing left to do
+        write_memory(training, folder)
     eval_loss = training.evaluations[-1]["loss"] if training.evaluations else None
+    results = record.results(training.rows, config.warmup_steps, eval_loss)
     summary = {
         "format": 1,
         "status": "interrupted" if interrupted else "finished",
         "settings": config.model_dump(mode="json") | config.formats._asdict(),
-        "num_parameters": at_step_entry.num_parameters,
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "versions": record.versions(),
         "device": record.describe(training.device, config.threads),
         "corpus": training.corpus,
-        "results": record.results(training.rows, config.warmup_steps, eval_loss)
-        | {"seconds": seconds},
+        "results": results | {"seconds": training.seconds()},
         "evaluations": training.evaluations,
         "digests": {
             "weights": record.digest(model, lambda parameter: parameter),
@@ -218,55 +191,13 @@ def finish(training: Training, folder: Path, seconds: float, *, interrupted: boo
     metrics.write_json(folder / "summary.json", summary)
 
 
-def _build_optimizer(config: TrainConfig, model: Llama) -> halfword.Optimizer:
-    named = list(model.named_parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": [(name, parameter) for name, parameter in named if parameter.dim() > 1]},
-        {  # norms: decay would only pull their weights away from one
-            "params": [(name, parameter) for name, parameter in named if parameter.dim() == 1],
-            "weight_decay": 0.0,
-        },
-    ]
-    optimizer = OPTIMIZERS[config.optimizer](
-        groups,
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        master_weights=config.formats.master_weights,
-        moments=config.formats.moments,
-        seed=config.seed,
-    )
-    if config.gradient_accumulation_steps > 1:
-        optimizer.accumulate_in_fp32()
-    return optimizer
-
-
-def _device(name: str) -> torch.device:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if name == "auto":
-        return accelerator or torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError("--device", name, "no such device; use auto, cpu or cuda") from None
-    if device.type != "cpu" and (
-        accelerator is None
-        or device.type != accelerator.type
-        or (device.index or 0) >= torch.accelerator.device_count()
-    ):
-        kinds = "cpu" if accelerator is None else f"cpu or {accelerator.type}"
-        raise UsageError("--device", name, f"not available on this machine; use {kinds}")
-    return device
-
-
-def _make_deterministic(config: TrainConfig, device: torch.device) -> None:
-    torch.set_num_threads(config.threads)  # sums are split by thread: their number decides bits
-    torch.use_deterministic_algorithms(True)
-    # It would cost time, and nothing here reads memory that was not written.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS is refused
+def _evaluate_if_due(training: Training, display: Display, stop: Stop) -> None:
+    """Evaluate after the steps done so far, unless that was done or a signal came."""
+    done = {evaluation["step"] for evaluation in training.evaluations}
+    step = len(training.rows) - 1
+    if step >= 0 and step not in done and _is_due(training, training.config.eval_steps):
+        if not stop.requested:
+            evaluate(training, step, display, stop)
 
 
 def _synchronize(device: torch.device) -> None:
@@ -274,21 +205,29 @@ def _synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def _is_due(steps_done: int, interval: int) -> bool:
-    return interval > 0 and steps_done % interval == 0
+def _is_due(training: Training, interval: int) -> bool:
+    """Whether something that happens at an interval of steps, and after the last, is due."""
+    done = len(training.rows)
+    return done == training.config.num_steps or (interval > 0 and done % interval == 0)
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt() -> Iterator[Stop]:
-    """Turn the first Ctrl-C into a request; a second one interrupts at once."""
+def _stop_on_signal() -> Iterator[Stop]:
+    """Turn the first SIGINT or SIGTERM into a request; a second one ends the process at once."""
     stop = Stop()
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
     def request(signal_number: int, frame: object) -> None:
-        stop.requested = True
-        signal.signal(signal.SIGINT, previous)
+        stop.signal_number = signal_number
+        restore()
 
-    previous = signal.signal(signal.SIGINT, request)
+    for number in previous:
+        signal.signal(number, request)
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, previous)
+        restore()

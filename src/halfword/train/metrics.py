@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TextIO
 
@@ -23,16 +24,23 @@ class Row(NamedTuple):
 
 
 class MetricsLog:
-    """metrics.csv, and the file of --loss_log_file where one is given; each row is flushed."""
+    """metrics.csv, and the file of --loss_log_file where one is given; each row is flushed.
 
-    def __init__(self, folder: Path, loss_log_file: Path | None) -> None:
-        self._loss_log = _open_loss_log(loss_log_file) if loss_log_file else None
-        self._metrics = (folder / "metrics.csv").open("w", encoding="utf-8")
-        _write_line(self._metrics, ",".join(Row._fields))
+    Both begin with the rows that a resumed run has already, and drop whatever came after them.
+    """
+
+    def __init__(self, folder: Path, loss_log_file: Path | None, rows: Sequence[Row] = ()) -> None:
+        metrics = folder / "metrics.csv"
+        header = ",".join(Row._fields)
+        self._loss_log = None
+        if loss_log_file:
+            self._loss_log = _begin_loss_log(loss_log_file, rows)
+        write_whole(metrics, "".join(f"{line}\n" for line in (header, *map(_metrics_line, rows))))
+        self._metrics = metrics.open("a", encoding="utf-8")
 
     def write(self, row: Row) -> None:
         """Append a row; numbers have all their digits, NaN is `nan`."""
-        _write_line(self._metrics, ",".join(map(repr, row)))
+        _write_line(self._metrics, _metrics_line(row))
         if self._loss_log:
             _write_line(self._loss_log, f"{row.step},{row.loss!r}")
 
@@ -61,13 +69,19 @@ def write_whole(file: Path, text: str) -> None:
     os.replace(aside, file)
 
 
-def _open_loss_log(file: Path) -> TextIO:
+def _metrics_line(row: Row) -> str:
+    return ",".join(map(repr, row))
+
+
+def _begin_loss_log(file: Path, rows: Sequence[Row]) -> TextIO:
     try:
         opened = file.open("w", encoding="utf-8")
     except OSError as error:
         fix = f"cannot be written: {error.strerror}"
         raise UsageError("--loss_log_file", file, fix) from None
     _write_line(opened, "step,loss")
+    for row in rows:
+        _write_line(opened, f"{row.step},{row.loss!r}")
     return opened
 
 

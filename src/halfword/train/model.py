@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from halfword.errors import UsageError
 from halfword.train.config import TrainConfig
 from halfword.train.matmul import attention, embedding, linear
 
@@ -21,7 +22,11 @@ INIT_STD = 0.02
 
 def build_model(config: TrainConfig, vocab_size: int, device: torch.device) -> "Llama":
     """Make the model in BF16: the same first bits on every device and under every preset."""
-    model = Llama(config, vocab_size)
+    try:
+        model = Llama(config, vocab_size)
+    except RuntimeError as error:  # nothing narrower is raised for memory that is not there
+        fix = f"the model cannot be made: {str(error).splitlines()[0]}"
+        raise UsageError("--hidden_dim", config.hidden_dim, fix) from None
     generator = torch.Generator().manual_seed(config.seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:  # a norm's weight stays one

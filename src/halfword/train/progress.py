@@ -13,9 +13,10 @@ from halfword.train.metrics import Row
 class Display:
     """Shows each step's loss, tokens per second and the time left."""
 
-    def __init__(self, console: Console, num_steps: int, log_interval: int) -> None:
+    def __init__(self, console: Console, num_steps: int, log_interval: int, done: int = 0) -> None:
         self._console = console
         self._num_steps = num_steps
+        self._done_before = done
         self._log_interval = log_interval
         self._started = time.perf_counter()
         self._shown_at = self._started
@@ -30,7 +31,7 @@ class Display:
                 console=console,
                 transient=True,
             )
-            self._task = self._bar.add_task("", total=num_steps)
+            self._task = self._bar.add_task("", total=num_steps, completed=done)
 
     def step(self, row: Row) -> None:
         """Show a step; a line every `log_interval` steps and for the last."""
@@ -47,7 +48,8 @@ class Display:
         if self._bar:
             self._bar.update(self._task, description=figures)
         else:
-            left = (now - self._started) / done * (self._num_steps - done)
+            pace = (now - self._started) / (done - self._done_before)
+            left = pace * (self._num_steps - done)
             eta = timedelta(seconds=round(left))
             self.line(f"step {done}/{self._num_steps}  {figures}  lr {row.lr:.2e}  {eta} left")
 

@@ -22,6 +22,7 @@ def versions() -> dict[str, str]:
     return {
         "halfword": halfword.__version__,
         "torch": torch.__version__,
+        "numpy": np.__version__,  # its permutations are the data's order
         "python": platform.python_version(),
     }
 

@@ -2,13 +2,17 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from halfword.checkpoint import checkpoints
 from halfword.errors import UsageError
 
+CHECKPOINTS = "checkpoints"
+TOKENIZER = "tokenizer.json"
 RUN_FILES = frozenset({"config.toml", "metrics.csv", "summary.json", "memory.json"})
 LOCK = ".lock"
 
@@ -48,10 +52,19 @@ def claim(run: Path | None, default: Path, *, overwrite: bool) -> Iterator[Path]
         _remove_empty(made)
 
 
-def clear(folder: Path) -> None:
-    """Remove what an earlier run left beside metrics.csv, which the new one overwrites."""
-    for name in RUN_FILES - {"metrics.csv"}:
+def clear(folder: Path, past_step: int) -> None:
+    """Remove what a run left that a new one, or one resumed at `past_step`, will not have made.
+
+    metrics.csv is the new run's already. Checkpoints past the step belong to a course that is given
+    up; were they kept, the next resume would take it again.
+    """
+    for name in ("config.toml", "summary.json", TOKENIZER):
         (folder / name).unlink(missing_ok=True)
+    for step, checkpoint in checkpoints(folder / CHECKPOINTS):
+        if step > past_step:
+            shutil.rmtree(checkpoint)
+    if not past_step:
+        (folder / "memory.json").unlink(missing_ok=True)
 
 
 def _make_default(default: Path, made: list[Path]) -> Path:

@@ -62,26 +62,28 @@ def _embedded_text() -> str:
 
 def _read_path(option: str, path: Path) -> str:
     """Read a file, or the files of a folder in the order of their names."""
-    if not path.exists():
-        raise UsageError(option, path, "does not exist")
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in READERS)
-        if not files:
-            raise UsageError(option, path, f"holds no {_kinds()} file")
-    elif path.suffix not in READERS:
-        raise UsageError(option, path, f"unknown kind of file; use a {_kinds()} file")
-    texts = []
-    for file in files:
-        try:
-            texts.append(READERS[file.suffix](option, file))
-        except OSError as error:
-            fix = f"cannot be read: {error.strerror or error}"
-            raise UsageError(option, file, fix) from None
-    text = "".join(texts)
+    try:
+        text = "".join(READERS[file.suffix](option, file) for file in _files(option, path))
+    except OSError as error:
+        fix = f"cannot be read: {error.strerror or error}"
+        raise UsageError(option, error.filename or path, fix) from None
     if not text:
         raise UsageError(option, path, "is empty")
     return text
+
+
+def _files(option: str, path: Path) -> list[Path]:
+    if not path.exists():
+        raise UsageError(option, path, "does not exist")
+    kinds = ", ".join(READERS)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in READERS)
+        if not files:
+            raise UsageError(option, path, f"holds no {kinds} file")
+        return files
+    if path.suffix not in READERS:
+        raise UsageError(option, path, f"unknown kind of file; use a {kinds} file")
+    return [path]
 
 
 def _read_txt(option: str, file: Path) -> str:
@@ -107,6 +109,8 @@ def _read_jsonl(option: str, file: Path) -> str:
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise UsageError(option, file, f'line {number} has no string "text"')
+        if not _is_unicode(text):
+            raise UsageError(option, file, f"line {number} has half of a surrogate pair in it")
         records.append(text)
     return _join(records)
 
@@ -192,12 +196,16 @@ def _join(records: Iterable[str | None]) -> str:
     return "".join(text if text.endswith("\n") else text + "\n" for text in texts)
 
 
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _kinds() -> str:
-    return ", ".join(READERS)
 
 
 READERS: dict[str, Callable[[str, Path], str]] = {

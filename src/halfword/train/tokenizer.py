@@ -29,6 +29,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Tensor:
         """Give the ids, (tokens,), in the smallest dtype that is at hand."""
 
+    def to_json(self) -> str:
+        """Give the text of a tokenizer.json that encodes the same."""
+
 
 def load_tokenizer(name: str, training_text: str) -> Tokenizer:
     """Make the tokenizer that --tokenizer names; a BPE is trained on the text, or cached."""
@@ -48,6 +51,16 @@ class ByteTokenizer:
         """Give the bytes, (bytes,) uint8."""
         return torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).copy())
 
+    def to_json(self) -> str:
+        """Give a byte-level BPE without merges whose ids are the bytes."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        ids = {character: byte for byte, character in enumerate(_byte_characters())}
+        tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer.to_str()
+
 
 class FileTokenizer:
     """A tokenizer of the `tokenizers` library."""
@@ -65,12 +78,16 @@ class FileTokenizer:
             parts.append(torch.tensor(ids, dtype=torch.int32))
         return torch.cat(parts)
 
+    def to_json(self) -> str:
+        """Give the tokenizer's own file."""
+        return self._tokenizer.to_str()
+
 
 def _read(path: Path) -> "HuggingFaceTokenizer":
     from tokenizers import Tokenizer
 
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.exists():
+    file = path / "tokenizer.json" if os.path.isdir(path) else path
+    if not os.path.exists(file):
         fix = "no such file; use bytes, bpe:N, or a tokenizer.json or the folder it is in"
         raise UsageError("--tokenizer", file, fix)
     try:
@@ -116,6 +133,13 @@ def _train_bpe(size: int, text: str) -> "HuggingFaceTokenizer":
     )
     tokenizer.train_from_iterator(_chunks(text), trainer)
     return tokenizer
+
+
+def _byte_characters() -> list[str]:
+    """Give the character that byte-level tokenizers write for each byte (GPT-2's table)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
+    return [chr(byte if byte in printable else next(others)) for byte in range(NUM_BYTES)]
 
 
 def _cache_folder() -> Path:

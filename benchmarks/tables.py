@@ -1,0 +1,117 @@
+"""Write the measured figures of README and docs from benchmarks/results/, between their marks."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from results import RESULTS
+
+ROOT = RESULTS.parent.parent
+
+
+def main() -> int:
+    """Rewrite every block whose result file is there, and name those whose is not."""
+    for page, name, file, text in BLOCKS:
+        path = RESULTS / file
+        if not path.exists():
+            print(f"{page}: {name} is left as it is, for there is no {path.relative_to(ROOT)}")
+            continue
+        _replace(ROOT / page, name, text(json.loads(path.read_text())))
+    return 0
+
+
+def demo(result: dict[str, Any]) -> str:
+    """The comparison of the four presets."""
+    lines = [
+        "| precision | bytes a parameter | mean loss | final loss | evaluation loss | is |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    equal = {pair["second"] for pair in result["pairs"] if pair["equal"]}
+    first = result["runs"][0]["label"]
+    for run in result["runs"]:
+        label, size = run["label"], run["bytes_per_parameter"]["total"]
+        losses = " | ".join(f"{run[key]:.4f}" for key in ("mean_loss", "final_loss", "eval_loss"))
+        verdict = f"equal to `{first}`, bit for bit" if label in equal else ""
+        lines.append(f"| `{label}` | {size:.1f} | {losses} | {verdict} |")
+    device, count = result["runs"][0]["device"], result["runs"][0]["num_parameters"]
+    versions = result["runs"][0]["versions"]
+    note = (
+        f"{count:,} parameters, {result['steps']['count']} steps, {device['name']}, "
+        f"{device['threads']} threads, torch {versions['torch']}; from `make demo`."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def train_loop(result: dict[str, Any]) -> str:
+    """Throughput beside plain torch loops."""
+    lines = ["| loop | tokens/s |", "|---|---:|"]
+    lines += [f"| {name} | {rate:,.0f} |" for name, rate in result["tokens_per_s"].items()]
+    ratio = f"halfword / torch with FP32 masters: {result['ratio']:.2f}."
+    return "\n".join([*lines, "", f"{ratio} {_where(result)} `make bench`."])
+
+
+def wikitext2(result: dict[str, Any]) -> str:
+    """The run on WikiText-2."""
+    settings, results, device = result["settings"], result["results"], result["device"]
+    return (
+        f"WikiText-2's validation text in bytes, {result['num_parameters']:,} parameters, "
+        f"{results['steps']} steps of {settings['batch_size']} x {settings['seq_length']}, "
+        f"`{settings['precision']}`: {results['eval_loss']:.3f} nats a byte over the whole test "
+        f"text ({device['name']}, {device['threads']} threads, "
+        f"torch {result['versions']['torch']})."
+    )
+
+
+def soak(result: dict[str, Any]) -> str:
+    """Kills and damages."""
+    kills, damages = result["kills"], result["damages"]
+    equal = "equal bit for bit" if kills["equal"] else "NOT equal"
+    taken = ", ".join(
+        f"{damages.get(outcome, 0)} {outcome}"
+        for outcome in ("refused", "loaded right", "loaded wrong")
+    )
+    return (
+        f"Killed {kills['kills']} times at random moments, {kills['left a partial save']} of them "
+        f"in the middle of a save, and resumed: {equal} to a run left alone. "
+        f"{sum(damages.values())} damaged folders: {taken}. {_where(result)} `make soak`."
+    )
+
+
+def checkpoint_stall(result: dict[str, Any]) -> str:
+    """How long a save holds training up."""
+    return (
+        f"A save of {result['bytes'] / 2**20:.0f} MiB holds training up for {result['ratio']:.2f} "
+        f"times one copy of the same bytes. {_where(result)} `make bench`."
+    )
+
+
+def _where(result: dict[str, Any]) -> str:
+    device = result["device"]
+    return (
+        f"{device['name']}, {device['threads']} threads, torch {result['versions']['torch']}, "
+        f"commit {result['commit']}; from"
+    )
+
+
+def _replace(page: Path, name: str, text: str) -> None:
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    content, count = pattern.subn(lambda _: f"{begin}\n{text}\n{end}", page.read_text())
+    if count != 1:
+        raise SystemExit(f"{page}: must hold the marks of {name} once, holds them {count} times")
+    page.write_text(content)
+
+
+BLOCKS: list[tuple[str, str, str, Callable[[dict[str, Any]], str]]] = [
+    ("README.md", "demo", "demo/comparison.json", demo),
+    ("docs/training.md", "train_loop", "train_loop.json", train_loop),
+    ("docs/training.md", "wikitext2", "wikitext2/summary.json", wikitext2),
+    ("docs/checkpoints.md", "soak", "soak.json", soak),
+    ("docs/checkpoints.md", "checkpoint_stall", "checkpoint_stall.json", checkpoint_stall),
+]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+// The C interface, below the tables RULES and FORMATS that pieces.py prints.
+
+#pragma once
+
+#include "half.h"
+#include "plain.h"
+#include "threads.h"
+
+namespace halfword {
+
+// In the order of GRADIENTS in pieces.py.
+const Format GRADIENTS[] = {
+    {fp32::decode, nullptr, 1, {{4, 1}}},
+    {bf16::decode, nullptr, 1, {{2, 1}}},
+    {fp16::decode, nullptr, 1, {{2, 1}}},
+};
+
+}  // namespace halfword
+
+// parts: the places of the rule, the weight's format, each slot's, and the gradient's in their
+// tables; words: a row for each work, see Works.
+extern "C" __attribute__((visibility("default"))) void halfword_step(
+    const std::int64_t* parts, const std::uint64_t* words, std::int64_t num_works,
+    std::int64_t num_threads, halfword::Parallel parallel, halfword::ThreadNumber number) {
+    using namespace halfword;
+    const Rule& rule = RULES[parts[0]];
+    const Format* formats[MAX_SLOTS + 2] = {&FORMATS[parts[1]]};
+    for (int s = 0; s < rule.num_slots; ++s) formats[1 + s] = &FORMATS[parts[2 + s]];
+    formats[1 + rule.num_slots] = &GRADIENTS[parts[2 + rule.num_slots]];
+    const Works works(rule, formats, words, num_works);
+    step(works, static_cast<int>(num_threads), parallel, number);
+}

@@ -1,0 +1,282 @@
+"""The compiled backend against the reference, bit for bit, and what it does where it cannot run."""
+
+import logging
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from bits import SPECIAL
+from halfword import AdamW, noise
+from halfword.backends import Work, choose, native, reference
+from halfword.formats import FORMATS, Format
+from halfword.rules import RULES
+from halfword.stored import Stored
+from helpers import same
+
+GROUP = {
+    "lr": 1e-2,
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "momentum": 0.9,
+    "dampening": 0.5,
+    "nesterov": False,
+    "decoupled_weight_decay": False,
+}
+GRADIENTS = (torch.bfloat16, torch.float32, torch.float16)
+SLOTS = [format for format in FORMATS.values() if len(format.planes) == 1]
+COUNTS = (0, 1, 7, 255, 256, 257, 3000)
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_compiler():
+    if reason := native.unavailable():
+        pytest.skip(reason)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def without_compiler(monkeypatch, tmp_path):
+    """No compiler on the path, and nothing compiled in the cache."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.library.cache_clear()
+    native._say_once.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def random_bits(dtype: torch.dtype, count: int, generator: torch.Generator) -> Tensor:
+    """Return any patterns of ``dtype``, special values among them."""
+    shape = (count, dtype.itemsize)
+    bits = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    values = bits.view(dtype).view(count)
+    if not dtype.is_floating_point:
+        return values
+    special = SPECIAL.repeat(count // len(SPECIAL) + 1)[:count].to(dtype)
+    return torch.where(torch.rand(count, generator=generator) < 0.3, special, values)
+
+
+def make(format: Format, state: str, count: int, step: int, generator: torch.Generator) -> Stored:
+    planes = tuple(random_bits(plane.dtype, count, generator) for plane in format.planes)
+    key = noise.key(5, 7, state, step) if format.stochastic else None
+    return Stored(format, planes, key)
+
+
+def works(
+    rule: str, weight: Format, slots: tuple[Format, ...], counts: tuple[int, ...] = COUNTS
+) -> list[Work]:
+    """Return a work of each size and gradient dtype, with any bits in it."""
+    generator = torch.Generator().manual_seed(len(rule) + sum(map(ord, weight.name)))
+    made = []
+    for step, (count, dtype) in enumerate(product(counts, GRADIENTS), start=1):
+        scalars = torch.tensor(RULES[rule].scalars(GROUP, step), dtype=torch.float64).float()
+        made.append(
+            Work(
+                rule=RULES[rule],
+                scalars=tuple(scalars.tolist()),
+                weight=make(weight, "weight", count, step, generator),
+                slots=tuple(
+                    make(format, slot.name, count, step, generator)
+                    for slot, format in zip(RULES[rule].slots, slots, strict=True)
+                ),
+                gradient=random_bits(dtype, count, generator),
+                gradient_scale=1.0 if step % 2 else -0.25,
+            )
+        )
+    return made
+
+
+def copies(all_works: list[Work]) -> list[Work]:
+    def copy(stored: Stored) -> Stored:
+        return replace(stored, planes=tuple(plane.clone() for plane in stored.planes))
+
+    return [
+        replace(work, weight=copy(work.weight), slots=tuple(map(copy, work.slots)))
+        for work in all_works
+    ]
+
+
+def assert_same_planes(one: list[Work], other: list[Work]) -> None:
+    for a, b in zip(one, other, strict=True):
+        for mine, theirs in zip((a.weight, *a.slots), (b.weight, *b.slots), strict=True):
+            for plane, p, q in zip(mine.format.planes, mine.planes, theirs.planes, strict=True):
+                where = f"{plane.name} of {mine.format.name}, {a.gradient.dtype} gradient"
+                assert same(p, q), f"{where}, {a.gradient.numel()} elements"
+
+
+def combinations() -> list[tuple[str, Format, tuple[Format, ...]]]:
+    return [
+        (rule, weight, slots)
+        for rule, weight in product(RULES, FORMATS.values())
+        for slots in product(SLOTS, repeat=len(RULES[rule].slots))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "weight", "slots"),
+    combinations(),
+    ids=lambda part: part if isinstance(part, str) else getattr(part, "name", None),
+)
+def test_every_combination_has_the_bits_of_the_reference(rule, weight, slots):
+    expected = works(rule, weight, slots)
+    found = copies(expected)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for work in found:
+            assert native.library().parts(work) != native.LEFT
+        reference.step(expected)
+        native.step(found)
+        assert_same_planes(expected, found)
+
+
+def large_work(count: int = 200_001) -> list[Work]:
+    formats = FORMATS["split"], (FORMATS["bf16-sr"], FORMATS["fp32"])
+    return works("adamw", *formats, counts=(count,))[:1]
+
+
+@pytest.mark.parametrize("openmp", [True, False])
+def test_the_number_of_threads_changes_nothing(openmp, monkeypatch):
+    if not openmp:
+        monkeypatch.setattr(native.library(), "_openmp", (None, None))
+    expected = large_work()
+    torch.set_num_threads(1)
+    alone = copies(expected)
+    native.step(alone)
+    reference.step(expected)
+    assert_same_planes(expected, alone)
+    for threads in (2, 3, 8):
+        together = large_work()
+        torch.set_num_threads(threads)
+        native.step(together)
+        assert_same_planes(alone, together)
+
+
+def test_flushing_of_subnormal_numbers_by_torch_changes_nothing():
+    expected, found = large_work(3000), large_work(3000)
+    reference.step(expected)
+    torch.set_flush_denormal(True)
+    try:
+        native.step(found)
+        assert torch.tensor(1e-40) * 2 == 0, "the calling thread keeps its own setting"
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same_planes(expected, found)
+
+
+@pytest.mark.parametrize("start", [1, 255, 2**31, 2**32 - 100, 2**40 + 3])
+def test_noise_follows_the_64_bit_index(start):
+    (work,) = works("sgd", FORMATS["bf16-sr"], (), counts=(1000,))[:1]
+    weights, x = work.weight.planes[0], work.weight.format.decode(work.weight.planes)
+    x, _ = work.rule.update(x, work.gradient.float() * work.gradient_scale, (), work.scalars)
+    (expected,) = work.weight.format.encode(x, noise.bits(work.weight.noise_key, start, 1000))
+    library = native.library()
+    library.step(library.parts(work), [work], start)
+    assert same(weights, expected)
+
+
+def test_planes_may_stand_at_any_address():
+    expected = large_work(1000)
+    found = []
+    for work in expected:
+        planes = [torch.cat([p[:1], p]) for p in work.weight.planes]
+        moved = tuple(plane[1:] for plane in planes)
+        assert all(p.data_ptr() % 8 for p in moved)
+        found.append(replace(copies([work])[0], weight=replace(work.weight, planes=moved)))
+    reference.step(expected)
+    native.step(found)
+    assert_same_planes(expected, found)
+
+
+def test_a_step_moves_the_version_counters_of_what_it_writes():
+    p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    opt = AdamW([p], backend="native")
+    p.grad = torch.ones_like(p)
+    written = [p, *(state for key, state in opt.state[p].items() if key != "step")]
+    before = [tensor._version for tensor in written]
+    gradient_version = p.grad._version
+    opt.step()
+    assert all(t._version > v for t, v in zip(written, before, strict=True))
+    assert p.grad._version == gradient_version
+
+
+class Wrapped(Tensor):
+    """A tensor of a class of its own, as parallel wrappers make them."""
+
+
+@pytest.mark.parametrize("which", ["transposed", "wrapped", "float64 gradient"])
+def test_what_it_cannot_take_is_left_to_the_reference_and_said_once(which, caplog):
+    native._say_once.cache_clear()
+    expected = [
+        replace(
+            work,
+            weight=replace(work.weight, planes=tuple(p.view(6, 5) for p in work.weight.planes)),
+            slots=(),
+            gradient=work.gradient.view(6, 5),
+        )
+        for work in works("sgd", FORMATS["split"], (), counts=(30,))[:2]
+    ]
+    found = copies(expected)
+    if which == "transposed":
+        found = [replace(work, gradient=work.gradient.t().contiguous().t()) for work in found]
+    elif which == "wrapped":
+        found = [replace(w, gradient=w.gradient.as_subclass(Wrapped)) for w in found]
+    else:
+        found = [replace(w, gradient=w.gradient.double()) for w in found]
+        expected = [replace(w, gradient=w.gradient.double()) for w in expected]
+    reference.step(expected)
+    with caplog.at_level(logging.WARNING):
+        native.step(found)
+    assert_same_planes(expected, found)
+    assert caplog.messages == [
+        "halfword runs its slower reference backend: "
+        "a tensor is not contiguous, or of a class or dtype of its own"
+    ]
+
+
+def test_without_a_compiler_the_reference_runs_and_says_so_once(without_compiler, caplog):
+    p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    opt = AdamW([p])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            p.grad = torch.ones_like(p)
+            opt.step()
+    assert opt.state[p]["step"] == 2
+    assert caplog.messages == [
+        "halfword runs its slower reference backend: no C++ compiler found; "
+        "install g++ or clang++, or name one in CXX"
+    ]
+
+
+def test_without_a_compiler_asking_for_it_by_name_raises(without_compiler):
+    with pytest.raises(ValueError) as error:
+        choose("native")
+    assert str(error.value) == (
+        "backend='native': no C++ compiler found; install g++ or clang++, or name one in CXX; "
+        "or use backend='auto'"
+    )
+
+
+def test_a_format_without_cpp_is_left_to_the_reference(monkeypatch, caplog):
+    native._say_once.cache_clear()
+    library = native.library()
+    monkeypatch.setattr(library, "_formats", {})
+    monkeypatch.setattr(library, "_missing", {"split": "format 'split' has no C++ header"})
+    (work,) = works("sgd", FORMATS["split"], (), counts=(30,))[:1]
+    with caplog.at_level(logging.WARNING):
+        assert library.parts(work) == native.LEFT
+    assert caplog.messages == [
+        "halfword runs its slower reference backend: format 'split' has no C++ header"
+    ]
+
+
+def test_a_rule_that_is_not_listed_is_left_to_the_reference():
+    (work,) = works("sgd", FORMATS["split"], (), counts=(30,))[:1]
+    work = replace(work, rule=replace(work.rule))
+    assert native.library().parts(work) == native.LEFT
