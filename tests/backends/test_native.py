@@ -129,8 +129,7 @@ def test_every_combination_has_the_bits_of_the_reference(rule, weight, slots):
     found = copies(expected)
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        for work in found:
-            assert native.library().parts(work) != native.LEFT
+        assert all(native.library().row(work) for work in found)
         reference.step(expected)
         native.step(found)
         assert_same_planes(expected, found)
@@ -176,8 +175,9 @@ def test_noise_follows_the_64_bit_index(start):
     weights, x = work.weight.planes[0], work.weight.format.decode(work.weight.planes)
     x, _ = work.rule.update(x, work.gradient.float() * work.gradient_scale, (), work.scalars)
     (expected,) = work.weight.format.encode(x, noise.bits(work.weight.noise_key, start, 1000))
-    library = native.library()
-    library.step(library.parts(work), [work], start)
+    row, call = native.library().row(work), native.Call()
+    call.add(row, work, start)
+    native.library().step((*row.places, native.GRADIENTS.index(work.gradient.dtype)), call)
     assert same(weights, expected)
 
 
@@ -236,7 +236,7 @@ def test_what_it_cannot_take_is_left_to_the_reference_and_said_once(which, caplo
     assert_same_planes(expected, found)
     assert caplog.messages == [
         "halfword runs its slower reference backend: "
-        "a tensor is not contiguous, or of a class or dtype of its own"
+        "a gradient is not contiguous, or of a class or dtype of its own"
     ]
 
 
@@ -270,7 +270,7 @@ def test_a_format_without_cpp_is_left_to_the_reference(monkeypatch, caplog):
     monkeypatch.setattr(library, "_missing", {"split": "format 'split' has no C++ header"})
     (work,) = works("sgd", FORMATS["split"], (), counts=(30,))[:1]
     with caplog.at_level(logging.WARNING):
-        assert library.parts(work) == native.LEFT
+        assert library.row(work) is None
     assert caplog.messages == [
         "halfword runs its slower reference backend: format 'split' has no C++ header"
     ]
@@ -279,4 +279,4 @@ def test_a_format_without_cpp_is_left_to_the_reference(monkeypatch, caplog):
 def test_a_rule_that_is_not_listed_is_left_to_the_reference():
     (work,) = works("sgd", FORMATS["split"], (), counts=(30,))[:1]
     work = replace(work, rule=replace(work.rule))
-    assert native.library().parts(work) == native.LEFT
+    assert native.library().row(work) is None

@@ -11,10 +11,12 @@ import logging
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from halfword.backends import reference
 from halfword.backends.compiling import CompileError, load
@@ -26,9 +28,6 @@ from halfword.stored import Stored
 
 logger = logging.getLogger(__name__)
 
-LEFT: tuple[int, ...] = ()
-"""The parts of a work that is left to the reference."""
-
 
 def step(works: Sequence[Work]) -> None:
     """Take every work through decode, rule and encode, those that share formats in one call."""
@@ -37,12 +36,17 @@ def step(works: Sequence[Work]) -> None:
         _say_once(str(native))
         reference.step(works)
         return
-    groups: dict[tuple[int, ...], list[Work]] = defaultdict(list)
+    left: list[Work] = []
+    calls: dict[tuple[int, ...], Call] = defaultdict(Call)
     for work in works:
-        groups[native.parts(work)].append(work)
-    reference.step(groups.pop(LEFT, []))
-    for parts, group in groups.items():
-        native.step(parts, group)
+        row = native.row(work)
+        if row is None:
+            left.append(work)
+        else:
+            calls[*row.places, GRADIENTS.index(work.gradient.dtype)].add(row, work)
+    for places, call in calls.items():
+        native.step(places, call)
+    reference.step(left)
 
 
 def unavailable() -> str | None:
@@ -74,58 +78,106 @@ class Library:
         self._step.restype = None
         self._openmp = _openmp()
 
-    def parts(self, work: Work) -> tuple[int, ...]:
-        """Return the places of rule, formats and gradient in their tables, or ``LEFT``."""
-        gradient, stored = work.gradient, (work.weight, *work.slots)
-        if not gradient.is_cpu:
-            return LEFT
-        count = gradient.numel()
+    def row(self, work: Work) -> "Row | None":
+        """Return what the work needs that does not change, or None if the reference must run."""
+        row: Row | None = work.kept.get("native")
+        if row is None or not row.is_current():
+            row = work.kept["native"] = self._look_at(work)
+        gradient = work.gradient
         if (
-            gradient.dtype not in GRADIENTS
-            or not _is_plain(gradient, gradient.dtype, count)
-            or not all(
-                _is_plain(tensor, plane.dtype, count // plane.block)
-                for one in stored
-                for plane, tensor in zip(one.format.planes, one.planes, strict=True)
-            )
+            row.places
+            and gradient.dtype in GRADIENTS
+            and _is_plain(gradient, gradient.dtype, row.count)
         ):
-            return _leave("a tensor is not contiguous, or of a class or dtype of its own")
-        try:
-            return (
-                self._rules[id(work.rule)],
-                *(self._formats[id(one.format)] for one in stored),
-                GRADIENTS.index(gradient.dtype),
-            )
-        except KeyError:
-            names = (work.rule.name, *(one.format.name for one in stored))
-            reasons = [self._missing[name] for name in names if name in self._missing]
-            return _leave(reasons[0] if reasons else f"{' or '.join(names)} is not listed")
+            return row
+        if row.places:
+            _say_once("a gradient is not contiguous, or of a class or dtype of its own")
+        return None
 
-    def step(self, parts: tuple[int, ...], works: Sequence[Work], start: int = 0) -> None:
-        """Update works of the same parts; ``start`` is the index of their first elements."""
-        scalars: dict[bytes, array[float]] = {}  # by their bits: 0.0 and -0.0 differ
-        words, written = array("Q"), list[Tensor]()
-        for work in works:
-            values = array("d", (work.gradient_scale, *work.scalars))
-            values = scalars.setdefault(values.tobytes(), values)
-            stored = (work.weight, *work.slots)
-            planes = [plane for one in stored for plane in one.planes]
-            words.extend((work.gradient.numel(), start, _address(values)))
-            words.extend(map(_key_word, stored))
-            words.extend(tensor.data_ptr() for tensor in (*planes, work.gradient))
-            written += planes
-        places = array("q", parts)
+    def step(self, places: tuple[int, ...], call: "Call") -> None:
+        """Update works of the same rule, formats and gradient dtype."""
+        table, words = array("q", places), array("Q", call.words)
         self._step(
-            *(_address(places), _address(words), len(works)),
+            *(_address(table), _address(words), call.num_works),
             *(torch.get_num_threads(), *self._openmp),
         )
-        torch.autograd.graph.increment_version(written)
+        torch.autograd.graph.increment_version(call.written)
+
+    def _look_at(self, work: Work) -> "Row":
+        stored = (work.weight, *work.slots)
+        planes = [plane for one in stored for plane in one.planes]
+        row = Row((), work.gradient.numel(), planes, [plane.data_ptr() for plane in planes])
+        if not work.gradient.is_cpu:
+            return row
+        names = (work.rule.name, *(one.format.name for one in stored))
+        try:
+            places = (
+                self._rules[id(work.rule)],
+                *(self._formats[id(one.format)] for one in stored),
+            )
+        except KeyError:
+            reasons = [self._missing[name] for name in names if name in self._missing]
+            _say_once(reasons[0] if reasons else f"one of {', '.join(names)} is not listed")
+            return row
+        if all(
+            _is_plain(tensor, plane.dtype, row.count // plane.block)
+            for one in stored
+            for plane, tensor in zip(one.format.planes, one.planes, strict=True)
+        ):
+            return replace(row, places=places)
+        _say_once("a parameter is not contiguous, or of a class of its own")
+        return row
+
+
+@dataclass(slots=True)
+class Row:
+    """What stays the same of a parameter from step to step.
+
+    Attributes:
+        places: of the rule and of each format in their tables; empty if the reference must run.
+        count: its elements.
+        planes: all tensors that a step writes.
+        addresses: where they were when they were looked at.
+    """
+
+    places: tuple[int, ...]
+    count: int
+    planes: list[Tensor]
+    addresses: list[int]
+
+    def is_current(self) -> bool:
+        """Whether the tensors are as they were: ``.data`` changes one under its name."""
+        return (
+            self.addresses == [plane.data_ptr() for plane in self.planes]
+            and self.planes[0].is_contiguous()
+        )
+
+
+class Call:
+    """Works of the same places, as words in the order that works.h states."""
+
+    def __init__(self) -> None:
+        self.num_works = 0
+        self.words: list[int] = []
+        self.written: list[Tensor] = []
+        self._scalars: dict[bytes, array[float]] = {}  # by their bits: 0.0 and -0.0 differ
+
+    def add(self, row: Row, work: Work, start: int = 0) -> None:
+        """Add a work; ``start`` is the index of its first element."""
+        values = array("d", (work.gradient_scale, *work.scalars))
+        values = self._scalars.setdefault(values.tobytes(), values)
+        self.num_works += 1
+        self.words += (row.count, start, _address(values))
+        self.words += map(_key_word, (work.weight, *work.slots))
+        self.words += row.addresses
+        self.words.append(work.gradient.data_ptr())
+        self.written += row.planes
 
 
 def _is_plain(tensor: Tensor, dtype: torch.dtype, count: int) -> bool:
     """Whether ``count`` elements of ``dtype`` stand one after the other at the tensor's address."""
     return (
-        type(tensor) is Tensor
+        type(tensor) in (Tensor, Parameter)
         and tensor.dtype is dtype
         and tensor.numel() == count
         and tensor.is_contiguous()
@@ -151,11 +203,6 @@ def _openmp() -> tuple[int | None, int | None]:
         return None, None
     parallel, thread_number = (ctypes.cast(entry, ctypes.c_void_p).value for entry in entries)
     return parallel, thread_number
-
-
-def _leave(reason: str) -> tuple[int, ...]:
-    _say_once(reason)
-    return LEFT
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """What every backend takes: the update of one parameter, described whole."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -8,7 +9,7 @@ from halfword.rules import Rule
 from halfword.stored import Stored
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Work:
     """One parameter's way through one step.
 
@@ -20,6 +21,8 @@ class Work:
         gradient: of the parameter's shape, BF16, FP16 or FP32, any strides; read, never written.
         gradient_scale: multiplies the gradient first, an FP32 value: the clip coefficient, negative
             where the objective is maximized.
+        kept: what a backend keeps of the parameter from one step to the next; empty again once a
+            plane has become another tensor.
     """
 
     rule: Rule
@@ -28,3 +31,4 @@ class Work:
     slots: tuple[Stored, ...]
     gradient: Tensor
     gradient_scale: float
+    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
