@@ -96,6 +96,18 @@ def inspect(
     inspect(source, Console())
 
 
+def doctor(
+    build: Annotated[
+        bool, typer.Option("--build", help="compile the CPU backend now, not at its first use")
+    ] = False,
+) -> None:
+    """Say which backends work on this machine, and why one does not."""
+    from halfword.doctor import doctor
+
+    for finding in doctor(build):
+        typer.echo(str(finding))
+
+
 def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder for the runs and the report")
@@ -127,7 +139,7 @@ def _commands() -> Any:
     )
     app.callback(invoke_without_command=True)(_halfword)
     app.command()(_with_settings(train))
-    for command in (compare, export, inspect, demo):
+    for command in (compare, export, inspect, doctor, demo):
         app.command()(command)
     return typer.main.get_command(app)
 
