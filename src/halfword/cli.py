@@ -51,6 +51,7 @@ def train(
     **flags: Any,
 ) -> int:
     """Train a Llama-shaped model on text."""
+    from halfword.checkpoint import CheckpointError
     from halfword.train.launch import configure
     from halfword.train.loop import Stopped, run
 
@@ -59,6 +60,8 @@ def train(
         run(configure(config, given), Console())
     except Stopped as stopped:
         return stopped.exit_code
+    except CheckpointError as error:  # a full disk; the earlier checkpoints are whole
+        return _fail("halfword train", str(error), FAILURE)
     return 0
 
 

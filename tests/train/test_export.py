@@ -100,6 +100,8 @@ def test_a_started_run_takes_shape_and_tokenizer_from_the_folder(trained, tmp_pa
         ({"rope_theta": 5e5}, "rotary positions must be plain, theta 10000"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rotary positions must be plain"),
         ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "big"}, "hidden_size is 'big', no number or no truth value"),
+        ({"rope_scaling": "yes", "rope_parameters": None}, "rotary positions are 'yes'"),
     ],
 )
 def test_a_model_that_the_trainer_does_not_have_is_refused(trained, tmp_path, change, message):

@@ -195,3 +195,50 @@ def test_the_random_state_is_restored(train):
     torch.manual_seed(99)
     run(configure(None, {"resume": "auto", "run": folder, "num_steps": 7}), Console(quiet=True))
     assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_a_run_whose_tokenizer_is_gone_resumes_with_its_own_copy(train, tmp_path):
+    from halfword.train.tokenizer import ByteTokenizer
+
+    file = tmp_path / "elsewhere.json"
+    file.write_text(ByteTokenizer().to_json())
+    folder = train("run", num_steps=4, tokenizer=str(file))
+    file.unlink()
+    run(configure(None, {"resume": str(folder), "num_steps": 6}), Console(quiet=True))
+    assert len(_rows(folder)) == 6
+
+
+def test_fewer_steps_than_were_done_are_refused(train):
+    folder = train("run", num_steps=10)
+    with pytest.raises(UsageError, match="--num_steps 5: .*step-00000010 has done 10; give more"):
+        configure(None, {"resume": str(folder), "num_steps": 5})
+
+
+def test_a_checkpoint_is_found_by_a_short_relative_path(train, monkeypatch):
+    folder = train("run", num_steps=4)
+    monkeypatch.chdir(folder / "checkpoints")
+    config = configure(None, {"resume": "step-00000004", "num_steps": 5})
+    assert config.run == folder.resolve()
+
+
+def test_a_checkpoint_outside_its_run_is_refused(train, tmp_path):
+    folder = train("run", num_steps=4)
+    lone = tmp_path / "lone" / "step-00000004"
+    (folder / "checkpoints" / "step-00000004").rename(tmp_path / "moved")
+    lone.parent.mkdir()
+    (tmp_path / "moved").rename(lone)
+    with pytest.raises(UsageError, match="is not in its run's folder; put it back into"):
+        configure(None, {"resume": str(lone)})
+
+
+def test_a_full_disk_is_told_in_one_line(train, tiny, tmp_path, monkeypatch):
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from halfword.checkpoint import CheckpointError, folder
+
+    def full(*args, **kwargs):
+        raise CheckpointException("write", {0: (OSError(28, "No space left on device"), None)})
+
+    monkeypatch.setattr(folder, "save", full)
+    with pytest.raises(CheckpointError, match="could not be written: .*No space left on device"):
+        train("run", num_steps=2)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -173,7 +174,11 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no process group exists is meant
-        save(contiguous, storage_writer=writer, no_dist=True)
+        try:
+            save(contiguous, storage_writer=writer, no_dist=True)
+        except CheckpointException as error:  # DCP's, for whatever went wrong on a rank
+            cause = next(iter(error.failures.values()))[0]
+            raise CheckpointError(folder, f"could not be written: {cause}") from None
     for path in folder.iterdir():
         _sync(path)
 

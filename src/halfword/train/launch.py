@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from halfword.checkpoint import read_manifest
 from halfword.errors import UsageError
-from halfword.train import pretrained, resume
+from halfword.train import pretrained, resume, run_folder
 from halfword.train.config import PLACES, TrainConfig, load_config, read_settings
 from halfword.train.training import is_available
 
@@ -38,6 +39,9 @@ def _resumed(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, An
     if checkpoint is None:
         return load_config(file, flags).model_copy(update={"run": run})
     own_run = checkpoint.parent.parent
+    if not (own_run / "metrics.csv").is_file():
+        fix = "is not in its run's folder; put it back into the run's checkpoints/"
+        raise UsageError("--resume", checkpoint, fix)
     if given.get("run") and run.resolve() != own_run.resolve():
         raise UsageError("--run", run, f"is not the run of --resume {where}, which is {own_run}")
     saved = resume.saved_settings(checkpoint)
@@ -48,7 +52,14 @@ def _resumed(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, An
         del saved["device"]
     if "precision" in given:  # it stands for both formats
         saved = {key: saved[key] for key in saved.keys() - {"master_weights", "moments"}}
+    if saved["tokenizer"] != "bytes" and not saved["tokenizer"].startswith("bpe:"):
+        saved["tokenizer"] = str(own_run / run_folder.TOKENIZER)  # the original may be gone
     config = load_config(file, flags, saved)
+    step = read_manifest(checkpoint).step
+    if config.num_steps < step:
+        raise UsageError(
+            "--num_steps", config.num_steps, f"{checkpoint} has done {step}; give more"
+        )
     return config.model_copy(update={"run": own_run, "resume": str(checkpoint)})
 
 

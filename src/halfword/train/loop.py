@@ -81,8 +81,10 @@ def train(training: Training, folder: Path, console: Console, stop: Stop) -> Non
             if len(training.rows) == 1:
                 write_memory(training, folder)
             _evaluate_if_due(training, display, stop)
-            if stop.requested or _is_due(training, config.save_steps):
+            if _is_due(training, config.save_steps):
                 writer.save(len(training.rows), *resume.contents(training))
+        if stop.requested and training.rows:  # a step that is saved already is left as it is
+            writer.save(len(training.rows), *resume.contents(training))
         writer.wait()
         finish(training, folder, interrupted=stop.requested)
         stopped = f"stopped after {len(training.rows)} steps; " if stop.requested else ""

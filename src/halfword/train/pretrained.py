@@ -70,8 +70,8 @@ def write(
             }
             _write_json(aside / "tokenizer_config.json", settings)
         os.replace(aside, folder)
-    except OSError as error:
-        raise UsageError("--output", folder, f"cannot be written: {error.strerror}") from None
+    except (OSError, SafetensorError) as error:
+        raise UsageError("--output", folder, f"cannot be written: {error}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -89,17 +89,27 @@ def read_shape(folder: Path) -> dict[str, Any]:
         raise UsageError("--init", folder, f"has no config.json: {error.strerror}") from None
     except ValueError:
         raise UsageError("--init", file, "is not JSON") from None
+    if not isinstance(table, dict):
+        raise UsageError("--init", file, "is not a LlamaConfig")
     for key, value in FIXED.items():
         if table.get(key, value) != value:
             raise UsageError("--init", file, f"{key} is {table[key]!r}, must be {value!r}")
     rope = table.get("rope_parameters") or table.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise UsageError("--init", file, f"rotary positions are {rope!r}, must be a table")
     theta = rope.get("rope_theta", table.get("rope_theta", ROPE_THETA))
     if theta != ROPE_THETA or rope.get("rope_type", "default") != "default":
         raise UsageError("--init", file, f"rotary positions must be plain, theta {ROPE_THETA:g}")
     missing = [key for key in SHAPE.values() if key not in table and key != "tie_word_embeddings"]
     if missing:
         raise UsageError("--init", file, f"{missing[0]} is missing")
-    return {name: table.get(key, False) for name, key in SHAPE.items()}
+    shape = {name: table.get(key, False) for name, key in SHAPE.items()}
+    for name, value in shape.items():
+        if type(value) is not (bool if name == "tie_embeddings" else int):
+            raise UsageError(
+                "--init", file, f"{SHAPE[name]} is {value!r}, no number or no truth value"
+            )
+    return shape
 
 
 def read_weights(folder: Path, config: TrainConfig) -> dict[str, Tensor]:

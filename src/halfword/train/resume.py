@@ -39,7 +39,7 @@ def locate(where: str, run: Path, argument: str = "--resume") -> Path | None:
             verify(folder)
         except CheckpointError as error:
             raise UsageError(argument, folder, error.problem) from None
-        return folder
+        return folder.resolve()  # its run is two folders up
     found, problems = latest(folder / run_folder.CHECKPOINTS)
     if found is None and (problems or where != AUTO):
         problem = f"; {problems[0]}" if problems else ""  # the newest one's
@@ -98,7 +98,9 @@ def restore(training: Training, checkpoint: Path, run: Path) -> None:
     except CheckpointError as error:
         raise UsageError("--resume", checkpoint, error.problem) from None
     except ValueError as error:
-        raise UsageError("--resume", checkpoint, str(error)) from None
+        problem, _, rounds = str(error).partition("; make the optimizer")
+        fix = "; leave --precision, --master_weights and --moments out" if rounds else ""
+        raise UsageError("--resume", checkpoint, problem + fix) from None
     if state["corpus_sha256"] != training.corpus["sha256"]:
         raise UsageError("--resume", checkpoint, "was trained on another text; give the same one")
     training.scheduler.load_state_dict(state["scheduler"] | {"lr_lambdas": [None] * 2})
