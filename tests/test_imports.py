@@ -15,9 +15,11 @@ LAYERS = [
     {"rules", "formats"},
     {"stored"},
     {"backends"},
-    {"settings", "clip", "accumulate", "memory"},
+    {"settings", "clip", "accumulate", "memory", "diagnostics"},
+    {"groups", "release"},
     {"loading"},
     {"member"},
+    {"members"},
     {"optimizer"},
     {"algorithms", "masters", "checkpoint", "doctor"},
     {"__init__"},
@@ -26,7 +28,7 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-CORE = set().union(*LAYERS[:10]) - {"errors"}
+CORE = set().union(*LAYERS[:12]) - {"errors"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 

@@ -1,14 +1,17 @@
+from itertools import pairwise
+
+import pytest
 import torch
 
 from halfword import noise
 
 
-def _words(key: tuple[int, int], count: int = 1 << 20, start: int = 0) -> torch.Tensor:
-    return noise.bits(key, start, count).to(torch.int64) & 0xFFFFFFFF
+def _bits(key: tuple[int, int], count: int = 1 << 20, start: int = 0) -> torch.Tensor:
+    return noise.bits(key, start, count)
 
 
 def _key(seed: int = 0, name: str = "w", state: str = "exp_avg", step: int = 1) -> tuple[int, int]:
-    return noise.key(seed, noise.identity_of_name(name), state, step)
+    return noise.key(noise.stream(seed, noise.identity_of_name(name), state), step)
 
 
 def test_the_function_is_what_the_documentation_states():
@@ -20,16 +23,17 @@ def test_the_function_is_what_the_documentation_states():
         return x ^ (x >> 16)
 
     key = _key()
-    for index in (0, 1, 65537, (1 << 32) - 1, 1 << 32, (5 << 32) + 12345):
-        low, high = index & 0xFFFFFFFF, index >> 32
+    for index in (0, 1, 65537, (2 << 32) - 1, 2 << 32, (5 << 33) + 12345, (5 << 33) + 12346):
+        low, high = (index // 2) & 0xFFFFFFFF, index // 2 >> 32
         inner = mix(low ^ key[0])
-        expected = mix((inner + (((high * 0x9E3779B9) & 0xFFFFFFFF) ^ key[1])) & 0xFFFFFFFF)
-        assert _words(key, 1, index).item() == expected
+        word = mix((inner + (((high * 0x9E3779B9) & 0xFFFFFFFF) ^ key[1])) & 0xFFFFFFFF)
+        assert _bits(key, 1, index).item() == (word >> 16 if index % 2 else word & 0xFFFF)
 
 
 def test_bits_depend_only_on_the_index_not_on_where_a_tile_starts():
     whole = noise.bits(_key(), 0, 1000)
-    parts = [noise.bits(_key(), start, 250) for start in (0, 250, 500, 750)]
+    starts = [0, 1, 250, 251, 252, 999, 1000]
+    parts = [noise.bits(_key(), a, b - a) for a, b in pairwise(starts)]
     assert torch.equal(whole, torch.cat(parts))
 
 
@@ -39,8 +43,9 @@ def test_each_part_of_the_key_selects_other_bits():
     assert noise.identity_of_position(3) != noise.identity_of_position(4)
 
 
-def test_low_16_bits_are_uniform():
-    counts = torch.bincount(_words(_key()) & 0xFFFF, minlength=1 << 16).double()
+@pytest.mark.parametrize("parity", [0, 1])
+def test_bits_are_uniform(parity):
+    counts = torch.bincount(_bits(_key(), 1 << 21)[parity::2], minlength=1 << 16).double()
     expected = (1 << 20) / (1 << 16)
     chi_square = ((counts - expected) ** 2 / expected).sum().item()
     degrees = (1 << 16) - 1
@@ -48,25 +53,35 @@ def test_low_16_bits_are_uniform():
 
 
 def test_streams_and_neighbours_are_uncorrelated():
-    base = _words(_key()).double()
+    base = _bits(_key()).double()
     others = [
-        _words(_key(step=2)),
-        _words(_key(state="exp_avg_sq")),
-        _words(_key(name="v")),
-        _words(_key(), start=1),
-        _words(_key(), start=1 << 32),
+        _bits(_key(step=2)),
+        _bits(_key(state="exp_avg_sq")),
+        _bits(_key(name="v")),
+        _bits(_key(), start=1),
+        _bits(_key(), start=2),
+        _bits(_key(), start=2 << 32),
     ]
     for other in others:
         assert abs(torch.corrcoef(torch.stack([base, other.double()]))[0, 1].item()) < 5 / 2**10
 
 
-def test_every_input_bit_flips_half_of_the_output_bits():
-    index = torch.arange(1 << 12)
-    base = _words(_key(), 1 << 12)
-    for bit in range(12):
+def test_every_index_bit_flips_half_of_the_bits():
+    index = torch.arange(1 << 13)
+    base = _bits(_key(), 1 << 13)
+    for bit in range(13):
         changed = base ^ base[index ^ (1 << bit)]
-        flips = sum(((changed >> k) & 1).double().mean().item() for k in range(32))
-        assert abs(flips - 16) < 0.5
+        flips = sum(((changed >> k) & 1).double().mean().item() for k in range(16))
+        assert abs(flips - 8) < 0.25
+
+
+def test_neighbours_share_a_word_and_nothing_else():
+    """Every pair of bits, one of each half, agrees half of the time."""
+    even, odd = _bits(_key()).view(-1, 2).unbind(1)
+    for a in range(16):
+        for b in range(16):
+            agree = (((even >> a) ^ (odd >> b)) & 1).double().mean().item()
+            assert abs(agree - 0.5) < 5 * 0.5 / len(even) ** 0.5
 
 
 def test_torch_generators_are_not_touched():

@@ -682,7 +682,7 @@ def test_a_scheduler_can_be_held_on_a_skipped_step():
 def test_the_logger_is_the_packages_own(monkeypatch):
     """Applications silence or route it by name."""
     logger = Mock()
-    monkeypatch.setattr("halfword.optimizer.logger", logger)
+    monkeypatch.setattr("halfword.clip.logger", logger)
     p = constant(1.0, 2)
     opt = AdamW([("w", p)], on_nonfinite="skip")
     p.grad = torch.full_like(p, math.nan)

@@ -26,12 +26,13 @@ class Accumulation:
         for parameter in parameters:
             frozen = not parameter.requires_grad
             parameter.requires_grad_(True)  # torch registers no hook on a frozen tensor
-            hook = parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(self.collect)  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
             parameter.requires_grad_(not frozen)
 
     @torch.no_grad()
-    def _add(self, parameter: Tensor) -> None:
+    def collect(self, parameter: Tensor) -> None:
+        """Add a parameter's gradient to its buffer, if there is one, and free it."""
         if parameter.grad is None:
             return
         if parameter in self.buffers:

@@ -4,6 +4,7 @@ Clipping never rewrites a gradient. The coefficient goes into the step, where th
 it in FP32, so that a BF16 gradient is not rounded a second time.
 """
 
+import logging
 import math
 from collections.abc import Iterable
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from halfword.stored import tiles
+
+logger = logging.getLogger(__name__)
 
 
 def total_norm(gradients: Iterable[Tensor]) -> Tensor:
@@ -39,6 +42,24 @@ def clip_coefficient(norm: Tensor, max_norm: float) -> float:
         return 1.0
     coefficient = max_norm / (norm.item() + 1e-6)
     return coefficient if math.isnan(coefficient) else min(1.0, coefficient)
+
+
+def must_skip(on_nonfinite: str, gradients: Iterable[tuple[str, Tensor]]) -> bool:
+    """Decide over all gradients, each with a label, before anything is written, whether to skip.
+
+    Raises:
+        ValueError: one is not finite under the policy ``raise``.
+    """
+    if on_nonfinite == "propagate":
+        return False
+    found = next((label for label, gradient in gradients if not is_finite(gradient)), None)
+    if found is not None and on_nonfinite == "raise":
+        raise ValueError(
+            f"{found} has a gradient that is not finite: lower lr, or use on_nonfinite='skip'"
+        )
+    if found is not None:
+        logger.warning("step skipped: %s has a gradient that is not finite", found)
+    return found is not None
 
 
 def is_finite(gradient: Tensor) -> bool:

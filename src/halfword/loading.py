@@ -8,7 +8,7 @@ pytorch#43706.)
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,8 +44,10 @@ class Plan:
     rounded: str | None = None
 
 
-def plan_weight(saved: Mapping[str, Any], target: Stored, label: str, convert: bool) -> Plan:
-    """Plan how the master weight of a parameter is restored from its saved state.
+def plan_weight(
+    saved: Mapping[str, Any], target: Stored, step: int, label: str, convert: bool
+) -> Plan:
+    """Plan how the master weight of a parameter is restored from its state saved at ``step``.
 
     The parameter itself must hold its weights already where the formats differ: a remainder means
     nothing without the weight that it belongs to.
@@ -62,13 +64,14 @@ def plan_weight(saved: Mapping[str, Any], target: Stored, label: str, convert: b
     source = _saved_weight(saved, found, parameter, label)
     if source is None:
         return Plan(lambda: adopt(target))
-    return _convert(source, target, "master weight", label, convert)
+    return _convert(source, target, step, "master weight", label, convert)
 
 
 def plan_slot(
     saved: Mapping[str, Any],
     slot: str,
     target: Stored,
+    step: int,
     label: str,
     convert: bool,
     may_lack: bool = False,
@@ -87,10 +90,10 @@ def plan_slot(
         return _copy(saved, keys, target.planes, label)
     source = _saved_slot(saved, slot, target.planes[0], label)
     if source is None:
-        if not may_lack and saved_step(saved, label) > 0:
+        if not may_lack and step > 0:
             raise ValueError(f"{label}: the saved state has no {slot}; another rule made it")
         return Plan(lambda: zero(target))
-    return _convert(source, target, slot, label, convert)
+    return _convert(source, target, step, slot, label, convert)
 
 
 def known_keys(slots: list[str]) -> set[str]:
@@ -102,7 +105,9 @@ def known_keys(slots: list[str]) -> set[str]:
     return {"step"} | weights | states
 
 
-def merge_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merge_groups(
+    groups: Sequence[Mapping[str, Any]], saved: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Return groups with the saved hyper-parameters and this optimizer's formats and choices."""
     if len(groups) != len(saved):
         raise ValueError(
@@ -125,7 +130,7 @@ def merge_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> l
             raise ValueError(
                 f"group {number}: its saved identities are not those of its parameters"
             )
-        merged.append(group | kept)
+        merged.append({**group, **kept})
     return merged
 
 
@@ -173,7 +178,9 @@ def _copy(
     return Plan(write)
 
 
-def _convert(source: Stored, target: Stored, what: str, label: str, convert: bool) -> Plan:
+def _convert(
+    source: Stored, target: Stored, step: int, what: str, label: str, convert: bool
+) -> Plan:
     rounded = None
     if not target.format.holds(source.format):
         rounded = f"{what}: {source.format.name} to {target.format.name}"
@@ -182,7 +189,7 @@ def _convert(source: Stored, target: Stored, what: str, label: str, convert: boo
                 f"{label}: {rounded} would round; make the optimizer with the saved format, "
                 "or call load_state_dict(state_dict, convert=True)"
             )
-    return Plan(lambda: transcode(source, target), rounded)
+    return Plan(lambda: transcode(source, target, step), rounded)
 
 
 def _saved_weight(

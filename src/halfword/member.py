@@ -12,7 +12,13 @@ from halfword.backends import Work
 from halfword.formats import Format
 from halfword.loading import Plan, known_keys, plan_slot, plan_weight, saved_step
 from halfword.rules import Rule, Slot
-from halfword.settings import check_parameter, dtype_name, slot_formats, weight_format
+from halfword.settings import (
+    check_parameter,
+    dtype_name,
+    numbers,
+    slot_formats,
+    weight_format,
+)
 from halfword.stored import (
     WEIGHT_KEYS,
     Stored,
@@ -53,16 +59,22 @@ class Member:
         check_parameter(self.parameter, self.label)
         self.weight_format = weight_format(group["master_weights"], self.parameter, self.label)
         self.slot_formats = slot_formats(group["moments"], rule)
-        self._seed: int = group["seed"]
+        self._stored: tuple[Stored, tuple[Stored, ...]] | None = None
+        self._kept: dict[str, Any] = {}
 
     @property
     def step(self) -> int:
         """Updates that the parameter has had."""
-        return int(self.state["step"])
+        return int(self.state["step"].item())
 
     def state_fits(self) -> bool:
         """Whether the state holds the planes of the formats chosen for the parameter."""
         return not self._missing() and not self._stale()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``ensure_state`` was called."""
+        return self._stored is not None
 
     def ensure_state(self) -> None:
         """Make a missing state, and follow a parameter that was moved, or cast before its use.
@@ -85,6 +97,7 @@ class Member:
         for key, plane in self.state.items():
             if key != "step" and plane.device != self.parameter.device:
                 self.state[key] = plane.to(self.parameter.device)
+        self._stored = self.weight(), self.slots()
 
     @torch.no_grad()
     def make_state(self) -> dict[str, Tensor]:
@@ -94,8 +107,8 @@ class Member:
         return state | self._make_slots(self.rule.slots)
 
     def check_gradient(self, gradient: Tensor) -> None:
-        """Raise ValueError for a gradient that no backend takes."""
-        if gradient.layout != torch.strided:
+        """Raise ValueError for a gradient that is sparse or not real: no backend takes it."""
+        if gradient.layout is not torch.strided:
             raise ValueError(
                 f"{self.label} has a sparse gradient: make it dense, nn.Embedding by sparse=False"
             )
@@ -103,39 +116,35 @@ class Member:
             dtype = dtype_name(gradient.dtype)
             raise ValueError(f"{self.label} has a gradient of dtype {dtype}: it must be real")
 
-    def weight(self, step: int = 0) -> Stored:
-        """Return the weight's planes; ``step`` selects the noise that a write is rounded with."""
-        planes = (
-            self.parameter.detach(),
-            *(self.state[key] for key in weight_keys(self.weight_format)),
-        )
-        return Stored(
-            self.weight_format, planes, self._noise_key(self.weight_format, "weight", step)
-        )
+    def weight(self) -> Stored:
+        """Return the weight's planes."""
+        keys = weight_keys(self.weight_format)
+        return self._in_planes(self.weight_format, "weight", self.parameter, keys)
 
-    def slots(self, step: int = 0) -> tuple[Stored, ...]:
+    def slots(self) -> tuple[Stored, ...]:
         """Return the slots' planes, in the rule's order."""
         return tuple(
-            Stored(
-                format,
-                tuple(self.state[key] for key in state_keys(format, slot.name)),
-                self._noise_key(format, slot.name, step),
-            )
+            self._in_planes(format, slot.name, None, state_keys(format, slot.name))
             for slot, format in zip(self.rule.slots, self.slot_formats, strict=True)
         )
 
-    def work(
-        self, gradient: Tensor, gradient_scale: float, scalars: tuple[float, ...], step: int
-    ) -> Work:
-        """Describe the update of this parameter at ``step``, counted from 1."""
-        return Work(
-            rule=self.rule,
-            scalars=tuple(map(round_to_fp32, scalars)),
-            weight=self.weight(step),
-            slots=self.slots(step),
-            gradient=gradient.detach(),
-            gradient_scale=round_to_fp32(gradient_scale),
-        )
+    def scalars(self, step: int) -> tuple[float, ...]:
+        """Return the rule's scalars at ``step``, each rounded once; the same for its group."""
+        return tuple(map(round_to_fp32, self.rule.scalars(numbers(self.group), step)))
+
+    def work(self, gradient: Tensor, scale: float, scalars: tuple[float, ...], step: int) -> Work:
+        """Describe the update of this parameter at ``step``, counted from 1.
+
+        Args:
+            gradient: of the parameter's shape.
+            scale: multiplies the gradient, an FP32 value.
+            scalars: the rule's, FP32 values.
+            step: the parameter's own.
+        """
+        if gradient.requires_grad:
+            gradient = gradient.detach()
+        weight, slots = self._stored or (self.weight(), self.slots())
+        return Work(self.rule, scalars, weight, slots, gradient, scale, step, kept=self._kept)
 
     def entries(self, gradient: Tensor | None) -> Iterator[tuple[str, str, Tensor]]:
         """Yield ``(component, plane, tensor)`` of all that is held, for counting its memory."""
@@ -162,10 +171,10 @@ class Member:
                 f"{self.label}: saved state {min(unknown)!r} has no meaning for {self.rule.name}"
             )
         step = saved_step(saved, self.label)
-        plans = [plan_weight(saved, self.weight(step), self.label, convert)]
-        for slot, stored in zip(self.rule.slots, self.slots(step), strict=True):
+        plans = [plan_weight(saved, self.weight(), step, self.label, convert)]
+        for slot, stored in zip(self.rule.slots, self.slots(), strict=True):
             may_lack = slot.name in optional
-            plans.append(plan_slot(saved, slot.name, stored, self.label, convert, may_lack))
+            plans.append(plan_slot(saved, slot.name, stored, step, self.label, convert, may_lack))
         unused = optional - {slot.name for slot in self.rule.slots}
         kept = {key: saved[key].clone() for key in saved.keys() & known_keys(sorted(unused)) - own}
         plans.append(Plan(lambda: self.state.update(kept)))
@@ -190,10 +199,12 @@ class Member:
         chosen = zip(slots, self.slot_formats, strict=True)
         return {key for slot, format in chosen for key in state_keys(format, slot.name)}
 
-    def _noise_key(self, format: Format, state: str, step: int) -> tuple[int, int] | None:
-        if not format.stochastic:
-            return None
-        return noise.key(self._seed, self.identity, state, step)
+    def _in_planes(
+        self, format: Format, state: str, parameter: Tensor | None, keys: list[str]
+    ) -> Stored:
+        first = () if parameter is None else (parameter,)
+        planes = (*first, *(self.state[key] for key in keys))
+        return Stored(format, planes, noise.stream(self.group["seed"], self.identity, state))
 
 
 def round_to_fp32(value: float) -> float:

@@ -6,7 +6,6 @@ torch's generators are never touched. docs/numerics.md states the function; all 
 arithmetic modulo 2^32 per element, because that is what vector units are fast at.
 """
 
-import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
@@ -43,37 +42,38 @@ def identity_of_position(position: int) -> int:
     return _hash64(b"position", position.to_bytes(8, "little"))
 
 
-def key(seed: int, identity: int, state: str, step: int) -> tuple[int, int]:
-    """Return two 32-bit words that select the noise of one state of one parameter at one step.
+def stream(seed: int, identity: int, state: str) -> int:
+    """Return the 64-bit number that selects the noise of one state of one parameter.
 
     Args:
         seed: the optimizer's seed, any 64-bit integer.
         identity: the parameter's 64-bit identity.
         state: the name of what is rounded: a slot such as ``exp_avg``, or ``weight``.
-        step: the parameter's step, counted from 1 at its first update.
     """
-    mixed = _splitmix64((_stream(seed, identity, state) + step * _GOLDEN64) & _MASK64)
+    words = (seed & _MASK64).to_bytes(8, "little") + identity.to_bytes(8, "little")
+    return _hash64(b"stream", words + state.encode())
+
+
+def key(stream: int, step: int) -> tuple[int, int]:
+    """Return two 32-bit words that select a stream's noise at ``step``, counted from 1."""
+    mixed = _splitmix64((stream + step * _GOLDEN64) & _MASK64)
     return mixed & 0xFFFFFFFF, mixed >> 32
 
 
 def bits(
     key: tuple[int, int], start: int, count: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Return 32 random bits for each of ``count`` elements from global index ``start`` on.
+    """Return 16 random bits for each of ``count`` elements from global index ``start`` on.
 
     Returns:
-        int32 tensor of shape ``(count,)``; its bit patterns are uniform.
+        int32 tensor of shape ``(count,)``, uniform over 0 to 65535.
     """
-    index = torch.arange(start, start + count, dtype=torch.int64, device=device)
-    low, high = index.to(torch.int32), (index >> 32).to(torch.int32)
+    pair = torch.arange(start >> 1, (start + count + 1) >> 1, dtype=torch.int64, device=device)
+    low, high = pair.to(torch.int32), (pair >> 32).to(torch.int32)
     inner = _lowbias32(low ^ _int32(key[0]))
-    return _lowbias32(inner + ((high * _int32(_GOLDEN32)) ^ _int32(key[1])))
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _stream(seed: int, identity: int, state: str) -> int:
-    words = (seed & _MASK64).to_bytes(8, "little") + identity.to_bytes(8, "little")
-    return _hash64(b"stream", words + state.encode())
+    words = _lowbias32(inner + ((high * _int32(_GOLDEN32)) ^ _int32(key[1])))
+    halves = torch.stack((words & 0xFFFF, _shift_right(words, 16)), dim=-1).view(-1)
+    return halves[start & 1 :][:count]
 
 
 def _hash64(domain: bytes, data: bytes) -> int:

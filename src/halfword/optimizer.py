@@ -1,8 +1,7 @@
 """The optimizer: parameter groups, states, the step, and loading, for every rule and format."""
 
-import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -10,18 +9,18 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from halfword import noise
 from halfword.accumulate import Accumulation
-from halfword.backends import Work, choose
-from halfword.clip import clip_coefficient, is_finite, total_norm
-from halfword.loading import merge_groups, warn_of_rounding
+from halfword.backends import choose
+from halfword.clip import clip_coefficient, must_skip, total_norm
+from halfword.diagnostics import Diagnostics
+from halfword.groups import complete_group
+from halfword.loading import warn_of_rounding
 from halfword.member import Member
+from halfword.members import Members, make_members, make_states, plan_load
 from halfword.memory import Memory, measure
+from halfword.release import GLOBAL_CLIPPING, Release, check_release
 from halfword.rules import Rule
-from halfword.settings import check_group, check_supported, numbers
 from halfword.stored import adopt, decode_all, write_all
-
-logger = logging.getLogger(__name__)
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -39,6 +38,8 @@ class Optimizer(torch.optim.Optimizer):
     step_was_skipped: bool = False
     _clip_coefficient: float = 1.0
     _accumulation: Accumulation | None = None
+    _released: Release | None = None
+    _diagnostics: Diagnostics | None = None
 
     def rule(self, group: Mapping[str, Any]) -> Rule:
         """Return the rule that a parameter group is updated by."""
@@ -54,16 +55,18 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            self._complete(group, before)
-            members = list(self._members([group], before))
-            states = [member.make_state() for member in members]
+            policy = self.defaults["on_nonfinite"]
+            complete_group(group, self.param_groups[:-1], self.rule(group), policy)
+            members = list(make_members([group], self.rule, {}, before))
+            states = make_states(members)
         except Exception:
             self.param_groups.pop()
             raise
         for member, state in zip(members, states, strict=True):
             self.state[member.parameter] = state
-        if self._accumulation is not None and not self._accumulation.closed:
-            self._accumulation.watch(group["params"])
+        for handle in (self._accumulation, self._released):
+            if handle is not None and not handle.closed:
+                handle.watch(group["params"])
 
     @_disable_dynamo
     @torch.no_grad()
@@ -85,11 +88,15 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            pending = list(self._pending())
-            self.step_was_skipped = self._must_skip(pending)
+            pending = self._pending()
+            if release := self._release():
+                for member, _ in pending:
+                    release.update(member.parameter)
+                return loss
+            policy = self.defaults["on_nonfinite"]
+            self.step_was_skipped = must_skip(policy, ((m.label, g) for m, g in pending))
             if not self.step_was_skipped:
-                for backend, works in self._works(pending).items():
-                    choose(backend)(works)
+                self._update(pending, self._clip_coefficient)
         finally:
             self._clip_coefficient = 1.0
         return loss
@@ -109,7 +116,12 @@ class Optimizer(torch.optim.Optimizer):
 
         Returns:
             The norm before clipping, a 0-dim float64 tensor on the CPU.
+
+        Raises:
+            ValueError: gradients are released.
         """
+        if self._release():
+            raise ValueError(GLOBAL_CLIPPING)
         norm = total_norm(gradient for _, gradient in self._pending())
         self._clip_coefficient = clip_coefficient(norm, max_norm)
         return norm
@@ -126,10 +138,42 @@ class Optimizer(torch.optim.Optimizer):
             )
         return self._accumulation
 
+    def release_gradients(self, max_norm: float | None = None) -> Release:
+        """Update each parameter when its gradient arrives in the backward pass, and free that.
+
+        ``step`` updates what is left. With several micro-batches, run all but the last inside the
+        handle's ``hold()``. Checkpointing must be of the kind ``use_reentrant=False``.
+
+        Args:
+            max_norm: clips each parameter's gradient to this 2-norm; ``inf`` only measures.
+
+        Returns:
+            A handle whose ``close()`` ends it.
+
+        Raises:
+            ValueError: a policy or a pending clipping that decides over all gradients at once.
+        """
+        check_release(self.defaults["on_nonfinite"], self._clip_coefficient, max_norm)
+        if self._release():
+            raise ValueError("release_gradients: is on already; close its handle first")
+        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
+        self._released = Release(parameters, self._update_one, max_norm)
+        return self._released
+
+    def diagnostics(self) -> Diagnostics:
+        """Count stalled updates in every step until the returned handle is closed.
+
+        Returns:
+            A handle, also a context manager; ``stalled`` is the share by weight format.
+        """
+        self._diagnostics = Diagnostics(partial(setattr, self, "_diagnostics", None))
+        return self._diagnostics
+
     def parameters(self) -> dict[Tensor, str]:
         """Return every parameter held, with the label that errors call it by."""
         return {member.parameter: member.label for member in self._members()}
 
+    @torch.no_grad()
     def master_weight(self, parameter: Tensor) -> Tensor:
         """Return the master weight of a parameter, FP32, of its shape.
 
@@ -150,13 +194,14 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"{member.label} has shape {tuple(parameter.shape)}, values {tuple(values.shape)}"
             )
-        write_all(member.weight(member.step), values)
+        write_all(member.weight(), values, member.step)
 
     @torch.no_grad()
     def refresh_master_weights(self) -> None:
         """Make every master weight what its parameter shows, dropping remainders and copies."""
-        for member in self._members():
-            self._ensure_state(member)
+        members = self._members()
+        members.ensure_states(self.state, list(members))
+        for member in members:
             adopt(member.weight())
 
     def memory(self) -> Memory:
@@ -188,19 +233,9 @@ class Optimizer(torch.optim.Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = before(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
-        groups = merge_groups(self.param_groups, state_dict["param_groups"])
-        for group in groups:
-            check_group(numbers(group), self.rule(group))
-        members = list(self._members(groups))
-        for member in members:
-            if not member.state_fits():
-                member.state = member.make_state()
-        saved_ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        plans = [
-            plan
-            for member, saved_id in zip(members, saved_ids, strict=True)
-            for plan in member.plan_load(state_dict["state"].get(saved_id, {}), convert)
-        ]
+        groups, members, plans = plan_load(
+            self.param_groups, self.rule, self.state, state_dict, convert
+        )
         for plan in plans:
             plan.write()
         for group, merged in zip(self.param_groups, groups, strict=True):
@@ -211,89 +246,53 @@ class Optimizer(torch.optim.Optimizer):
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
-    def _complete(self, group: dict[str, Any], position: int) -> None:
-        """Check a new group and give its parameters identities; the first has ``position``."""
-        check_group(numbers(group), self.rule(group))
-        if len(set(group["params"])) < len(group["params"]):
-            raise ValueError("params: a parameter appears twice in one group; pass each once")
-        policy = self.defaults["on_nonfinite"]
-        if group["on_nonfinite"] != policy:
-            raise ValueError(
-                f"on_nonfinite={group['on_nonfinite']!r} in a group: a step is taken as a whole; "
-                f"give it to the optimizer, which has {policy!r}"
-            )
-        if isinstance(group["lr"], Tensor):
-            # Schedulers write into it: groups must not share one, nor round what is written.
-            wide = group["lr"].dtype == torch.float64
-            dtype = torch.float64 if wide else torch.float32
-            group["lr"] = group["lr"].detach().to(dtype, copy=True)
-        if "param_names" in group:
-            earlier = chain.from_iterable(g["param_names"] for g in self.param_groups[:-1])
-            group["identities"] = noise.identities_of_names(group["param_names"], earlier)
-        else:
-            positions = range(position, position + len(group["params"]))
-            group["identities"] = [noise.identity_of_position(number) for number in positions]
+    @cached_property
+    def _kept_members(self) -> Members:
+        return Members()
 
-    def _members(
-        self, groups: list[dict[str, Any]] | None = None, position: int = 0
-    ) -> Iterator[Member]:
-        for group in self.param_groups if groups is None else groups:
-            rule = self.rule(group)
-            for index, parameter in enumerate(group["params"]):
-                yield Member(group, index, position, rule, self.state.get(parameter, {}))
-                position += 1
+    def _members(self) -> Members:
+        return self._kept_members.refreshed(self.param_groups, self.rule, self.state)
 
     def _member(self, parameter: Tensor) -> Member:
-        for member in self._members():
-            if member.parameter is parameter:
-                self._ensure_state(member)
-                return member
-        raise ValueError(f"parameter of shape {tuple(parameter.shape)}: not in this optimizer")
-
-    def _ensure_state(self, member: Member) -> None:
-        member.ensure_state()
-        self.state[member.parameter] = member.state
+        members = self._members()
+        member = members.find(parameter)
+        members.ensure_states(self.state, [member])
+        return member
 
     def _gradient(self, parameter: Tensor) -> Tensor | None:
-        if self._accumulation is not None and parameter in self._accumulation.buffers:
-            return self._accumulation.buffers[parameter]
-        return parameter.grad
+        buffers = self._accumulation.buffers if self._accumulation else None
+        return buffers.get(parameter, parameter.grad) if buffers else parameter.grad
 
-    def _pending(self) -> Iterator[tuple[Member, Tensor]]:
+    def _pending(self) -> list[tuple[Member, Tensor]]:
+        """Return the members that have a gradient, with it."""
+        pending = []
         for member in self._members():
             gradient = self._gradient(member.parameter)
             if gradient is not None:
                 member.check_gradient(gradient)
-                yield member, gradient
+                pending.append((member, gradient))
+        return pending
 
-    def _must_skip(self, pending: list[tuple[Member, Tensor]]) -> bool:
-        """Decide over all gradients, before anything is written, whether this step may write."""
-        policy = self.defaults["on_nonfinite"]
-        if policy == "propagate":
-            return False
-        found = next((member.label for member, grad in pending if not is_finite(grad)), None)
-        if found is not None and policy == "raise":
-            raise ValueError(
-                f"{found} has a gradient that is not finite: lower lr, or use on_nonfinite='skip'"
-            )
-        if found is not None:
-            logger.warning("step skipped: %s has a gradient that is not finite", found)
-        return found is not None
+    def _update(self, pending: list[tuple[Member, Tensor]], clip_coefficient: float) -> None:
+        members = self._kept_members
+        members.ensure_states(self.state, [member for member, _ in pending])
+        for backend, works in members.works(pending, clip_coefficient).items():
+            if self._diagnostics is not None:
+                self._diagnostics.watch(works)
+            choose(backend)(works)
 
-    def _works(self, pending: list[tuple[Member, Tensor]]) -> dict[str, list[Work]]:
-        """Count the step of each parameter and describe its update, by backend."""
-        works: dict[str, list[Work]] = defaultdict(list)
-        scalars: dict[tuple[int, int], tuple[float, ...]] = {}
-        for member, gradient in pending:
-            self._ensure_state(member)
-            step = member.step + 1
-            group = member.group
-            if (id(group), step) not in scalars:
-                check_supported(group)  # it may have been changed since construction
-                scalars[id(group), step] = member.rule.scalars(numbers(group), step)
-            scale = -self._clip_coefficient if group["maximize"] else self._clip_coefficient
-            work = member.work(gradient, scale, scalars[id(group), step], step)
-            works[group["backend"]].append(work)
-        for member, _ in pending:
-            member.state["step"] += 1
-        return works
+    def _release(self) -> Release | None:
+        return None if self._released is None or self._released.closed else self._released
+
+    @torch.no_grad()
+    def _update_one(self, parameter: Tensor, release: Release) -> None:
+        """Update a parameter if it has a gradient, and free that."""
+        if self._accumulation is not None and not self._accumulation.closed:
+            self._accumulation.collect(parameter)
+        gradient = self._gradient(parameter)
+        if gradient is not None:
+            members = self._kept_members if release.is_same_pass() else self._members()
+            self._update([(members.find(parameter), gradient)], release.clip(gradient))
+            parameter.grad = None
+            if self._accumulation is not None:
+                self._accumulation.buffers.pop(parameter, None)

@@ -25,26 +25,29 @@ class Stored:
 
     Attributes:
         format: how the planes are read.
-        planes: the tensors, in the format's order; of a weight the first is the parameter,
-            detached.
-        noise_key: selects the random bits of a stochastic format at this step; else None.
+        planes: the tensors, in the format's order; of a weight the first is the parameter.
+        stream: selects the random bits of a stochastic format, see ``noise.stream``.
     """
 
     format: Format
     planes: tuple[Tensor, ...]
-    noise_key: tuple[int, int] | None = None
+    stream: int = 0
 
     def decode(self, tile: Sequence[Tensor]) -> Tensor:
         """Return the FP32 values, shape ``(count,)``, of this format's planes within one tile."""
         return self.format.decode([plane.reshape(-1) for plane in tile])
 
-    def encode(self, x: Tensor, tile: Sequence[Tensor], start: int) -> None:
+    def encode(self, x: Tensor, tile: Sequence[Tensor], start: int, step: int) -> None:
         """Write FP32 ``x``, shape ``(count,)``, into the tile that starts at index ``start``."""
-        bits = None
-        if self.noise_key is not None:
-            bits = noise.bits(self.noise_key, start, x.numel(), x.device)
-        for plane, value in zip(tile, self.format.encode(x, bits), strict=True):
+        for plane, value in zip(tile, self.encoded(x, start, step), strict=True):
             plane.copy_(value.view(plane.shape))
+
+    def encoded(self, x: Tensor, start: int, step: int) -> tuple[Tensor, ...]:
+        """Return what ``encode`` would write, a tensor for each plane."""
+        bits = None
+        if self.format.stochastic:
+            bits = noise.bits(noise.key(self.stream, step), start, x.numel(), x.device)
+        return self.format.encode(x, bits)
 
 
 def state_keys(format: Format, slot: str) -> list[str]:
@@ -89,17 +92,17 @@ def decode_all(stored: Stored) -> Tensor:
     return result
 
 
-def transcode(source: Stored, target: Stored) -> None:
-    """Write the values of ``source`` in the format of ``target``."""
+def transcode(source: Stored, target: Stored, step: int) -> None:
+    """Write the values of ``source`` in the format of ``target``, with the noise of ``step``."""
     count = len(source.planes)
     for start, tile in tiles((*source.planes, *target.planes)):
-        target.encode(source.decode(tile[:count]), tile[count:], start)
+        target.encode(source.decode(tile[:count]), tile[count:], start, step)
 
 
-def write_all(stored: Stored, values: Tensor) -> None:
+def write_all(stored: Stored, values: Tensor, step: int) -> None:
     """Write ``values`` of the planes' shape, rounded to FP32 first if they are wider."""
     device = stored.planes[0].device
-    transcode(Stored(FORMATS["fp32"], (values.to(device, torch.float32),)), stored)
+    transcode(Stored(FORMATS["fp32"], (values.to(device, torch.float32),)), stored, step)
 
 
 def zero(stored: Stored) -> None:

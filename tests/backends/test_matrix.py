@@ -132,7 +132,7 @@ WEIGHTS[torch.float16, "auto"] = WEIGHTS[torch.float16, "fp32"]
 SLOTS = {"fp32": [""], "bf16": ["_bf16"], "bf16-sr": ["_bf16"]}
 
 
-# Noise: 32 bits as a function of (seed, identity, state, step, index).
+# Noise: 16 bits as a function of (seed, identity, state, step, index).
 
 
 def hashed(domain, data):
@@ -158,8 +158,8 @@ def noise_bits(seed, identity, state, step, count):
     z ^= z >> 31
     # The upper word of every index here is 0.
     index = np.arange(count, dtype=np.int64)
-    inner = mix(index ^ (z & 0xFFFFFFFF))
-    return mix((inner + (z >> 32)) & 0xFFFFFFFF)
+    word = mix((mix((index >> 1) ^ (z & 0xFFFFFFFF)) + (z >> 32)) & 0xFFFFFFFF)
+    return np.where(index & 1, word >> 16, word & 0xFFFF)
 
 
 # Rules: (x, g, slots, hyper-parameters, step) -> (x, slots), each operation rounded once to FP32.

@@ -63,10 +63,9 @@ def random_bits(dtype: torch.dtype, count: int, generator: torch.Generator) -> T
     return torch.where(torch.rand(count, generator=generator) < 0.3, special, values)
 
 
-def make(format: Format, state: str, count: int, step: int, generator: torch.Generator) -> Stored:
+def make(format: Format, state: str, count: int, generator: torch.Generator) -> Stored:
     planes = tuple(random_bits(plane.dtype, count, generator) for plane in format.planes)
-    key = noise.key(5, 7, state, step) if format.stochastic else None
-    return Stored(format, planes, key)
+    return Stored(format, planes, noise.stream(5, 7, state))
 
 
 def works(
@@ -81,13 +80,14 @@ def works(
             Work(
                 rule=RULES[rule],
                 scalars=tuple(scalars.tolist()),
-                weight=make(weight, "weight", count, step, generator),
+                weight=make(weight, "weight", count, generator),
                 slots=tuple(
-                    make(format, slot.name, count, step, generator)
+                    make(format, slot.name, count, generator)
                     for slot, format in zip(RULES[rule].slots, slots, strict=True)
                 ),
                 gradient=random_bits(dtype, count, generator),
                 gradient_scale=1.0 if step % 2 else -0.25,
+                step=step,
             )
         )
     return made
@@ -98,7 +98,7 @@ def copies(all_works: list[Work]) -> list[Work]:
         return replace(stored, planes=tuple(plane.clone() for plane in stored.planes))
 
     return [
-        replace(work, weight=copy(work.weight), slots=tuple(map(copy, work.slots)))
+        replace(work, weight=copy(work.weight), slots=tuple(map(copy, work.slots)), kept={})
         for work in all_works
     ]
 
@@ -129,7 +129,7 @@ def test_every_combination_has_the_bits_of_the_reference(rule, weight, slots):
     found = copies(expected)
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        assert all(native.library().row(work) for work in found)
+        assert all(native.library().places(work) for work in found)
         reference.step(expected)
         native.step(found)
         assert_same_planes(expected, found)
@@ -174,10 +174,9 @@ def test_noise_follows_the_64_bit_index(start):
     (work,) = works("sgd", FORMATS["bf16-sr"], (), counts=(1000,))[:1]
     weights, x = work.weight.planes[0], work.weight.format.decode(work.weight.planes)
     x, _ = work.rule.update(x, work.gradient.float() * work.gradient_scale, (), work.scalars)
-    (expected,) = work.weight.format.encode(x, noise.bits(work.weight.noise_key, start, 1000))
-    row, call = native.library().row(work), native.Call()
-    call.add(row, work, start)
-    native.library().step((*row.places, native.GRADIENTS.index(work.gradient.dtype)), call)
+    bits = noise.bits(noise.key(work.weight.stream, work.step), start, 1000)
+    (expected,) = work.weight.format.encode(x, bits)
+    native.step([replace(work, start=start)])
     assert same(weights, expected)
 
 
@@ -204,6 +203,54 @@ def test_a_step_moves_the_version_counters_of_what_it_writes():
     opt.step()
     assert all(t._version > v for t, v in zip(written, before, strict=True))
     assert p.grad._version == gradient_version
+
+
+def _clone_data(p, opt):
+    p.data = p.data.clone()
+
+
+def _clone_data_of_state(p, opt):
+    opt.state[p]["exp_avg"].data = opt.state[p]["exp_avg"].data.clone()
+
+
+def _replace_state(p, opt):
+    opt.state[p]["exp_avg_sq"] = opt.state[p]["exp_avg_sq"].clone()
+
+
+def _transpose(p, opt):
+    p.data = p.data.t()
+
+
+def _load(p, opt):
+    opt.load_state_dict(opt.state_dict())
+
+
+def _more_groups(p, opt):
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(3).bfloat16())]})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_clone_data, _clone_data_of_state, _replace_state, _transpose, _load, _more_groups],
+)
+def test_what_changed_between_steps_is_seen(change):
+    """What is kept from step to step may not outlive a change."""
+    ends = []
+    for backend in ("native", "reference"):
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(16, 16).bfloat16())
+        opt = AdamW([p], backend=backend)
+        old = p.data
+        for step in range(3):
+            p.grad = torch.randn(16, 16).bfloat16()
+            opt.step()
+            if step == 0:
+                change(p, opt)
+                before = old.clone()
+        if change is _clone_data:
+            assert torch.equal(old, before), "the tensor that was left behind is not written"
+        ends.append([p.detach(), *opt.state[p].values()])
+    assert all(same(a, b) for a, b in zip(*ends, strict=True))
 
 
 class Wrapped(Tensor):
@@ -270,7 +317,7 @@ def test_a_format_without_cpp_is_left_to_the_reference(monkeypatch, caplog):
     monkeypatch.setattr(library, "_missing", {"split": "format 'split' has no C++ header"})
     (work,) = works("sgd", FORMATS["split"], (), counts=(30,))[:1]
     with caplog.at_level(logging.WARNING):
-        assert library.row(work) is None
+        assert library.places(work) is None
     assert caplog.messages == [
         "halfword runs its slower reference backend: format 'split' has no C++ header"
     ]
@@ -279,4 +326,4 @@ def test_a_format_without_cpp_is_left_to_the_reference(monkeypatch, caplog):
 def test_a_rule_that_is_not_listed_is_left_to_the_reference():
     (work,) = works("sgd", FORMATS["split"], (), counts=(30,))[:1]
     work = replace(work, rule=replace(work.rule))
-    assert native.library().row(work) is None
+    assert native.library().places(work) is None

@@ -7,7 +7,7 @@ import pytest
 from halfword.report.comparison import build
 from halfword.report.runs import load_runs
 
-HEADER = "step,loss,lr,grad_norm,tokens,step_s,optimizer_s,nonfinite"
+HEADER = "step,loss,lr,grad_norm,tokens,step_s,optimizer_s,nonfinite,stalled"
 PARAMETERS = 1000
 SUMMARY = {
     "format": 1,
@@ -32,7 +32,7 @@ def write_run(tmp_path):
         folder.mkdir(parents=True)
         step_s = step_s or [0.5] * len(losses)
         rows = [
-            f"{step},{loss!r},0.001,1.0,64,{step_s[step]!r},0.25,{int(step in nonfinite)}"
+            f"{step},{loss!r},0.001,1.0,64,{step_s[step]!r},0.25,{int(step in nonfinite)},nan"
             for step, loss in enumerate(losses)
         ]
         (folder / "metrics.csv").write_text("\n".join([HEADER, *rows, ""]))

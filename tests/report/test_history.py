@@ -39,7 +39,7 @@ def test_line_ends_of_windows_a_byte_order_mark_and_empty_lines_are_read(tmp_pat
 
 
 def test_the_times_of_a_run_are_read(tmp_path):
-    row = "0,3.0,0.001,1.0,64,0.5,0.25,1"
+    row = "0,3.0,0.001,1.0,64,0.5,0.25,1,nan"
     history = read(tmp_path, f"{','.join(RUN_HEADER)}\n{row}\n", [RUN_HEADER])
     assert (history.step_s[0], history.optimizer_s[0], history.nonfinite[0]) == (0.5, 0.25, 1)
 

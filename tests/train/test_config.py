@@ -102,6 +102,16 @@ def test_a_bad_flag_is_named_as_a_flag_even_beside_a_file(tmp_path: Path) -> Non
 BAD_COMBINATIONS = [
     ({"num_heads": 3, "hidden_dim": 64}, "--num_heads 3: does not divide --hidden_dim 64"),
     ({"num_heads": 4, "hidden_dim": 12}, "--num_heads 4: gives heads of odd width 3; "),
+    (
+        {"release_gradients": True, "max_grad_norm": 1.0},
+        "--max_grad_norm 1.0: needs all gradients at once; with released ones use "
+        "--max_parameter_grad_norm",
+    ),
+    (
+        {"max_parameter_grad_norm": 1.0},
+        "--max_parameter_grad_norm 1.0: clips released gradients; add --release_gradients, or use "
+        "--max_grad_norm",
+    ),
     ({"num_heads": 4, "num_kv_heads": 3}, "--num_kv_heads 3: does not divide --num_heads 4"),
     ({"num_steps": 5, "lr_warmup_steps": 6}, "--lr_warmup_steps 6: more than --num_steps 5"),
     ({"data": "a.txt", "dataset": "wikitext"}, "--dataset wikitext: give it or --data, not both"),

@@ -201,6 +201,38 @@ def test_the_summary_names_all_that_decides_the_bits(tiny, tmp_path: Path) -> No
     assert results["step_s_median"] == timed[2]
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_released_gradients_change_no_bits_and_are_not_held(tiny, tmp_path: Path, parts) -> None:
+    settings = {"gradient_accumulation_steps": parts, "max_grad_norm": 0.0}
+    folders = [
+        run(tiny(release_gradients=release, **settings), tmp_path / str(release))
+        for release in (False, True)
+    ]
+    assert_equal_bit_for_bit(*folders, columns=("step", "loss", "lr", "stalled"))
+    norms = [[float(row["grad_norm"]) for row in rows(folder)] for folder in folders]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-12)
+    held = [json.loads((folder / "memory.json").read_text()) for folder in folders]
+    assert "gradients" in held[0]["at_step_entry"] and "gradients" not in held[1]["at_step_entry"]
+
+
+def test_each_released_gradient_is_clipped(tiny, tmp_path: Path) -> None:
+    settings = {"release_gradients": True, "optimizer": "sgd", "weight_decay": 0.0}
+    before = run(tiny(num_steps=1, learning_rate=1e-30, **settings), tmp_path / "before")
+    clipped = tiny(num_steps=1, max_parameter_grad_norm=1e-30, **settings)
+    after = run(clipped, tmp_path / "after")
+    digests = [summary(folder)["digests"]["weights"] for folder in (before, after)]
+    assert digests[0] == digests[1], "clipped to nothing, as if the learning rate were none"
+
+
+def test_stalled_updates_are_counted_at_an_interval(tiny, tmp_path: Path) -> None:
+    settings = {"num_steps": 5, "stall_steps": 2, "learning_rate": 1e-6}
+    for precision, low, high in (("bf16", 0.5, 1.0), ("exact", 0.0, 0.0)):
+        folder = run(tiny(precision=precision, **settings), tmp_path / precision)
+        shares = [float(row["stalled"]) for row in rows(folder)]
+        assert [math.isnan(share) for share in shares] == [False, True, False, True, False]
+        assert all(low <= share <= high for share in shares[::2])
+
+
 def test_a_larger_vocabulary_than_the_tokenizer_s_is_allowed(tiny, tmp_path: Path) -> None:
     folder = run(tiny(vocab_size=300, num_steps=1), tmp_path / "run")
     assert summary(folder)["settings"]["vocab_size"] == 300

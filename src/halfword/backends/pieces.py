@@ -80,8 +80,8 @@ def _source(printed: Mapping[str, str], formats: list[Format]) -> str:
 
 def _entry(format: Format) -> str:
     name = re.sub(r"\W", "_", format.name)
-    planes = ", ".join(f"{{{plane.dtype.itemsize}, {plane.block}}}" for plane in format.planes)
-    return f"{{{name}::decode, {name}::encode, {len(format.planes)}, {{{planes}}}}}"
+    planes = (f"Plane{{{plane.dtype.itemsize}, {plane.block}}}" for plane in format.planes)
+    return f"format<{name}>({', '.join(planes)})"
 
 
 def _header(format: Format) -> str:

@@ -1,6 +1,7 @@
 """The reference backend: torch operations on any device. It is the definition of a step's bits."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,19 +12,44 @@ from halfword.stored import tiles
 SMALLEST_NORMAL = 2.0**-126
 
 
+@dataclass(frozen=True)
+class Update:
+    """What one tile of a work goes through.
+
+    Attributes:
+        start: row-major index of its first element.
+        tiles: of the weight and each slot, the planes' views.
+        before: their FP32 values.
+        after: their new FP32 values, not rounded to their formats yet.
+    """
+
+    start: int
+    tiles: list[list[Tensor]]
+    before: list[Tensor]
+    after: list[Tensor]
+
+
 def step(works: Sequence[Work]) -> None:
     """Take every tile of every work through decode, rule and encode."""
     for work in works:
-        stored = (work.weight, *work.slots)
-        planes = [plane for one in stored for plane in one.planes]
-        for start, (gradient, *tile) in tiles([work.gradient, *planes]):
-            pieces = list(_grouped(tile, [len(one.planes) for one in stored]))
-            x, *slots = (one.decode(piece) for one, piece in zip(stored, pieces, strict=True))
-            g = gradient.reshape(-1).float() * work.gradient_scale
-            x, updated = work.rule.update(x, g, tuple(slots), work.scalars)
-            values = (x, *(flush_subnormals(slot) for slot in updated))
-            for one, piece, value in zip(stored, pieces, values, strict=True):
-                one.encode(value, piece, start)
+        for update in updates(work):
+            stored = (work.weight, *work.slots)
+            for one, tile, value in zip(stored, update.tiles, update.after, strict=True):
+                one.encode(value, tile, update.start, work.step)
+
+
+def updates(work: Work) -> Iterator[Update]:
+    """Decode a work tile by tile and apply its rule; nothing is written."""
+    stored = (work.weight, *work.slots)
+    planes = [plane for one in stored for plane in one.planes]
+    for start, (gradient, *views) in tiles([work.gradient, *planes]):
+        grouped = list(_grouped(views, [len(one.planes) for one in stored]))
+        before = [one.decode(tile) for one, tile in zip(stored, grouped, strict=True)]
+        x, *slots = before
+        g = gradient.reshape(-1).float() * work.gradient_scale
+        x, updated = work.rule.update(x, g, tuple(slots), work.scalars)
+        after = [x, *map(flush_subnormals, updated)]
+        yield Update(work.start + start, grouped, before, after)
 
 
 def flush_subnormals(x: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ class Format:
         planes: the stored tensors; of a weight format the first is the parameter itself.
         precision: significant bits kept, the implicit one included. All formats have FP32's
             exponent range, so a format holds every value of another whose precision is no larger.
-        encode: ``(fp32, noise) -> planes``; noise is an int32 tensor of random bits for stochastic
-            formats, else None.
+        encode: ``(fp32, noise) -> planes``; noise is an int32 tensor of 16 random bits an
+            element for stochastic formats, else None.
         decode: ``planes -> fp32``, defined for every bit pattern.
         stochastic: whether ``encode`` needs noise.
     """

@@ -42,8 +42,8 @@ def stochastic(x: Tensor, noise: Tensor) -> Tensor:
 
     Args:
         x: FP32 values; Inf and NaN pass through.
-        noise: int32 random bits of the same shape, of which the low 16 are used.
+        noise: 16 random bits for each, int32 of the same shape.
     """
     u = fp32_bits(x)
-    rounded = u + (noise & 0xFFFF)
+    rounded = u + noise
     return bf16_from_bits(torch.where(x.isfinite(), rounded, u) >> 16)

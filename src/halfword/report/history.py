@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from halfword.errors import UsageError
 
-RUN_HEADER = "step,loss,lr,grad_norm,tokens,step_s,optimizer_s,nonfinite".split(",")
+RUN_HEADER = "step,loss,lr,grad_norm,tokens,step_s,optimizer_s,nonfinite,stalled".split(",")
 PLAIN_HEADER = ["step", "loss"]
 
 

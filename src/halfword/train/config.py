@@ -37,6 +37,9 @@ PRESETS: dict[Precision, Formats] = {
     "bf16-sr": Formats("bf16-sr", "bf16-sr"),
 }
 
+RELEASED: frozenset[Precision] = frozenset()
+"""The presets that release gradients."""
+
 LEARNING_RATES: dict[Rule, float] = {"adamw": 1e-3, "adam": 1e-3, "lion": 1e-4, "sgd": 0.1}
 
 # Where one run writes. Not part of what config.toml repeats: a second run writes elsewhere.
@@ -48,6 +51,10 @@ AnyPath = Annotated[Path, Strict(False)]  # a TOML file can only give a string
 def _default_ffn_dim(settings: dict[str, Any]) -> int:
     hidden_dim: int = settings["hidden_dim"]
     return 32 * math.ceil(hidden_dim * 8 / 3 / 32)
+
+
+def _default_max_grad_norm(settings: dict[str, Any]) -> float:
+    return 0.0 if settings["release_gradients"] else 1.0
 
 
 def _default_lr_warmup_steps(settings: dict[str, Any]) -> int:
@@ -90,6 +97,11 @@ class TrainConfig(BaseModel):
     )
     moments: Moments | None = Field(
         None, description="format of the optimizer's moments, instead of the preset's"
+    )
+    release_gradients: bool = Field(
+        default_factory=lambda settings: settings["precision"] in RELEASED,
+        description="update each parameter as its gradient arrives, and free the gradient "
+        "[default: with leanest]",
     )
 
     data: AnyPath | None = Field(
@@ -160,7 +172,13 @@ class TrainConfig(BaseModel):
     beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
     eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
     max_grad_norm: float = Field(
-        1.0, ge=0, description="largest norm of all gradients together; 0: no clipping"
+        default_factory=_default_max_grad_norm,
+        ge=0,
+        description="largest norm of all gradients together; 0: no clipping [default: 1; 0 with "
+        "released gradients]",
+    )
+    max_parameter_grad_norm: float = Field(
+        0.0, ge=0, description="largest norm of each parameter's released gradient; 0: no clipping"
     )
 
     eval_steps: int = Field(
@@ -174,6 +192,9 @@ class TrainConfig(BaseModel):
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints that are kept")
     keep_every: int = Field(
         0, ge=0, description="also keep checkpoints at multiples of so many steps; 0: none"
+    )
+    stall_steps: int = Field(
+        100, ge=0, description="steps between counts of stalled updates; 0: none"
     )
     log_interval: int = Field(10, ge=1, description="steps between printed lines")
     warmup_steps: int = Field(5, ge=0, description="first steps, left out of the timing")
@@ -206,6 +227,12 @@ class TrainConfig(BaseModel):
         if self.lr_warmup_steps > self.num_steps:
             fix = f"more than --num_steps {self.num_steps}"
             raise UsageError("--lr_warmup_steps", self.lr_warmup_steps, fix)
+        if self.release_gradients and self.max_grad_norm:
+            fix = "needs all gradients at once; with released ones use --max_parameter_grad_norm"
+            raise UsageError("--max_grad_norm", self.max_grad_norm, fix)
+        if self.max_parameter_grad_norm and not self.release_gradients:
+            fix = "clips released gradients; add --release_gradients, or use --max_grad_norm"
+            raise UsageError("--max_parameter_grad_norm", self.max_parameter_grad_norm, fix)
         if self.overwrite and self.run is None:
             raise UsageError("--overwrite", self.overwrite, "name the folder to replace by --run")
         if self.data and self.dataset:

@@ -10,6 +10,7 @@ from pathlib import Path
 import tomli_w
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from halfword.checkpoint import Writer
 from halfword.train import metrics, record, resume, run_folder
@@ -72,6 +73,8 @@ def train(training: Training, folder: Path, console: Console, stop: Stop) -> Non
         metrics.write_whole(folder / run_folder.TOKENIZER, training.tokenizer.to_json())
         writer = Writer(folder / run_folder.CHECKPOINTS, config.keep_checkpoints, config.keep_every)
         training.started = time.perf_counter()
+        if training.release and config.gradient_accumulation_steps > 1:
+            display.line("gradients are held until a step's last micro-batch, then released")
         _evaluate_if_due(training, display, stop)  # a signal may have come before it
         while len(training.rows) < config.num_steps and not stop.requested:
             row = train_step(training, len(training.rows))
@@ -101,20 +104,16 @@ def train_step(training: Training, step: int) -> Row:
         for part in range(num_parts)
     ]
     num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in batches)
-    losses = []
-    for inputs, targets in batches:
-        logits = training.model(inputs.to(training.device))
-        # By the tokens of all micro-batches: a mean of means would weigh short ones more.
-        loss = loss_sum(logits, targets.to(training.device)) / max(1, num_tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
-    _synchronize(training.device)
-    optimizer_started = time.perf_counter()
-    grad_norm = optimizer.clip_grad_norm(config.max_grad_norm or math.inf).item()
-    if "at_step_entry" not in training.memory:
-        training.memory["at_step_entry"] = optimizer.memory()
-    if num_tokens:
-        optimizer.step()
+    count = config.stall_steps > 0 and step % config.stall_steps == 0
+    with optimizer.diagnostics() if count else contextlib.nullcontext() as diagnostics:
+        losses = _backward(training, batches, num_tokens)
+        _synchronize(training.device)
+        optimizer_started = time.perf_counter()
+        grad_norm = _clip(training)
+        if "at_step_entry" not in training.memory:
+            training.memory["at_step_entry"] = optimizer.memory()
+        if num_tokens:
+            optimizer.step()
     _synchronize(training.device)
     finished = time.perf_counter()
     optimizer.zero_grad()
@@ -130,9 +129,34 @@ def train_step(training: Training, step: int) -> Row:
         step_s=finished - started,
         optimizer_s=finished - optimizer_started,
         nonfinite=int(not (math.isfinite(mean_loss) and math.isfinite(grad_norm))),
+        stalled=diagnostics.stalled_share if diagnostics else math.nan,
     )
     training.scheduler.step()
     return row
+
+
+def _backward(
+    training: Training, batches: list[tuple[Tensor, Tensor]], num_tokens: int
+) -> list[Tensor]:
+    """Return the share in the step's loss of each micro-batch; released gradients step in here."""
+    losses = []
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        logits = training.model(inputs.to(training.device))
+        # By the tokens of all micro-batches: a mean of means would weigh short ones more.
+        loss = loss_sum(logits, targets.to(training.device)) / max(1, num_tokens)
+        losses.append(loss.detach())
+        release, last = training.release, number == len(batches)
+        held = release.hold() if release and not (last and num_tokens) else contextlib.nullcontext()
+        with held:
+            loss.backward()  # type: ignore[no-untyped-call]
+    return losses
+
+
+def _clip(training: Training) -> float:
+    """Clip what is not clipped yet, and return the norm of all gradients before."""
+    if training.release:
+        return training.release.total_norm().item()
+    return training.optimizer.clip_grad_norm(training.config.max_grad_norm or math.inf).item()
 
 
 @torch.no_grad()

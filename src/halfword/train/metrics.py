@@ -21,6 +21,7 @@ class Row(NamedTuple):
     step_s: float  # all of the step but logging and evaluation
     optimizer_s: float  # clipping and update
     nonfinite: int  # 1 if the loss or the gradients' norm is NaN or Inf
+    stalled: float  # share of weights whose FP32 value would have changed; NaN where not counted
 
 
 class MetricsLog:

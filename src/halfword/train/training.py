@@ -1,5 +1,6 @@
 """All parts of a run in memory, made from its settings."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -42,6 +43,7 @@ class Training:
     optimizer: halfword.Optimizer
     scheduler: LambdaLR
     tokenizer: Tokenizer
+    release: halfword.Release | None
     rows: list[Row] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, halfword.Memory] = field(default_factory=dict)
@@ -77,10 +79,14 @@ def build(config: TrainConfig) -> Training:
         "train_tokens": len(tokens),
         "eval_tokens": len(eval_tokens),
     }
+    release = None
+    if config.release_gradients:
+        release = optimizer.release_gradients(config.max_parameter_grad_norm or math.inf)
     factor = multiplier(config.lr_schedule, config.num_steps, config.lr_warmup_steps)
     scheduler = LambdaLR(optimizer, factor)
     return Training(
-        config, device, about, sequences, eval_windows, model, optimizer, scheduler, tokenizer
+        *(config, device, about, sequences, eval_windows),
+        *(model, optimizer, scheduler, tokenizer, release),
     )
 
 

@@ -10,9 +10,9 @@ namespace halfword {
 
 // In the order of GRADIENTS in pieces.py.
 const Format GRADIENTS[] = {
-    {fp32::decode, nullptr, 1, {{4, 1}}},
-    {bf16::decode, nullptr, 1, {{2, 1}}},
-    {fp16::decode, nullptr, 1, {{2, 1}}},
+    format<fp32>(Plane{4, 1}),
+    format<bf16>(Plane{2, 1}),
+    {{fp16<NATURAL>::decode, fp16<PAIRED>::decode}, {}, 1, {{2, 1}}},
 };
 
 }  // namespace halfword
@@ -28,5 +28,5 @@ extern "C" __attribute__((visibility("default"))) void halfword_step(
     for (int s = 0; s < rule.num_slots; ++s) formats[1 + s] = &FORMATS[parts[2 + s]];
     formats[1 + rule.num_slots] = &GRADIENTS[parts[2 + rule.num_slots]];
     const Works works(rule, formats, words, num_works);
-    step(works, static_cast<int>(num_threads), parallel, number);
+    step(works, num_threads, parallel, number);
 }

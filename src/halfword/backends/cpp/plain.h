@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "halves.h"
 #include "noise.h"
 #include "rounding.h"
 
@@ -14,16 +15,16 @@ struct fp32 {
     static void encode(const float*, void* const*, const Noise&) {}
 };
 
+template <Order order>
 struct bf16 {
-    static float* decode(void* const* planes, float* __restrict tile) {
-        const auto* __restrict stored = static_cast<const std::uint16_t*>(planes[0]);
-        for (int k = 0; k < TILE; ++k) tile[k] = bf16_value(stored[k]);
+    static float* decode(void* const* planes, float* tile) {
+        load_halves<order>(tile, as_float, planes[0]);
         return tile;
     }
 
-    static void encode(const float* __restrict tile, void* const* planes, const Noise&) {
-        auto* __restrict stored = static_cast<std::uint16_t*>(planes[0]);
-        for (int k = 0; k < TILE; ++k) stored[k] = nearest_even(tile[k]);
+    static void encode(const float* tile, void* const* planes, const Noise&) {
+        const auto encoded = [](float x, int) { return std::array{nearest_even(x)}; };
+        store_halves<order>(tile, encoded, planes[0]);
     }
 };
 

@@ -6,14 +6,17 @@
 
 namespace halfword {
 
+template <Order order>
 struct bf16_sr {
-    static float* decode(void* const* planes, float* tile) { return bf16::decode(planes, tile); }
+    static float* decode(void* const* planes, float* tile) {
+        return bf16<order>::decode(planes, tile);
+    }
 
-    static void encode(const float* __restrict tile, void* const* planes, const Noise& noise) {
-        auto* __restrict stored = static_cast<std::uint16_t*>(planes[0]);
+    static void encode(const float* tile, void* const* planes, const Noise& noise) {
         alignas(64) std::uint32_t bits[TILE];
-        noise.fill(bits);
-        for (int k = 0; k < TILE; ++k) stored[k] = stochastic(tile[k], bits[k]);
+        noise.fill<order>(bits);
+        const auto encoded = [&bits](float x, int k) { return std::array{stochastic(x, bits[k])}; };
+        store_halves<order>(tile, encoded, planes[0]);
     }
 };
 

@@ -36,7 +36,7 @@ class IeeeArithmetic {
 };
 
 // Hands out tiles: to each thread the same share every time, so that its memory stays near it, and
-// what is left of a slow thread's share to those that are done. Bits do not depend on who does what.
+// what is left of a slow thread's share to those that are done. Bits do not depend on who does it.
 class Team {
    public:
     Team(const Works& works, int size) : works_(works), shares_(size) {
@@ -71,9 +71,10 @@ class Team {
 
 // The threads are those of the OpenMP runtime where there is one: torch's own are then used, and
 // never twice as many as there should be.
-inline void step(const Works& works, int num_threads, Parallel parallel, ThreadNumber number) {
+inline void step(const Works& works, std::int64_t num_threads, Parallel parallel,
+                 ThreadNumber number) {
     const std::int64_t chunks = (works.num_tiles() + CHUNK - 1) / CHUNK;
-    const int size = static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(num_threads, chunks)));
+    const int size = static_cast<int>(std::max<std::int64_t>(1, std::min(chunks, num_threads)));
     Team team(works, size);
     if (size == 1) {
         team.work(0);

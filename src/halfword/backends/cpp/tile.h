@@ -12,6 +12,16 @@ namespace halfword {
 
 constexpr int TILE = 256;
 
+// How elements stand in a tile: as in memory, or those of even index before those of odd index. Two
+// 16-bit elements share a 32-bit word, so their formats need no shuffles in the second order.
+enum Order { NATURAL, PAIRED };
+
+// The place in memory of the element that stands at k in a tile.
+template <Order order>
+constexpr int element(int k) {
+    return order == NATURAL ? k : k < TILE / 2 ? 2 * k : 2 * k - TILE + 1;
+}
+
 inline float as_float(std::uint32_t bits) {
     float value;
     std::memcpy(&value, &bits, sizeof value);

@@ -1,0 +1,208 @@
+"""The members of an optimizer, kept from step to step while nothing they are made of changes."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from halfword.backends import Work
+from halfword.loading import Plan, merge_groups
+from halfword.member import Member, round_to_fp32
+from halfword.rules import Rule
+from halfword.settings import check_group, check_supported, numbers
+
+Groups = Sequence[Mapping[str, Any]]
+States = Mapping[Tensor, dict[str, Any]]
+RuleOf = Callable[[Mapping[str, Any]], Rule]
+
+
+def make_members(
+    groups: Groups, rule_of: RuleOf, states: States, position: int = 0
+) -> Iterator[Member]:
+    """Yield a member for each parameter of ``groups``, with its state where it has one.
+
+    Args:
+        groups: parameter groups.
+        rule_of: gives a group's rule.
+        states: by parameter.
+        position: of the first parameter over all groups of the optimizer.
+    """
+    for group in groups:
+        rule = rule_of(group)
+        for index, parameter in enumerate(group["params"]):
+            yield Member(group, index, position, rule, states.get(parameter, {}))
+            position += 1
+
+
+def make_states(members: Sequence[Member]) -> list[dict[str, Tensor]]:
+    """Return the states of new members; their ``step`` scalars share a storage."""
+    counters = torch.zeros(len(members), dtype=torch.float32, device="cpu").unbind()
+    states = [member.make_state() for member in members]
+    return [state | {"step": counter} for state, counter in zip(states, counters, strict=True)]
+
+
+def plan_load(
+    groups: Groups, rule_of: RuleOf, states: States, saved: Mapping[str, Any], convert: bool
+) -> tuple[list[dict[str, Any]], list[Member], list[Plan]]:
+    """Return new groups, members with states to fit them, and what is to be written into those.
+
+    Args:
+        groups: the optimizer's.
+        rule_of: gives a group's rule.
+        states: by parameter; those that fit are kept.
+        saved: a state dict.
+        convert: whether values may be rounded.
+
+    Raises:
+        ValueError: see ``Optimizer.load_state_dict``.
+    """
+    merged = merge_groups(groups, saved["param_groups"])
+    for group in merged:
+        check_group(numbers(group), rule_of(group))
+    members = list(make_members(merged, rule_of, states))
+    for member in members:
+        if not member.state_fits():
+            member.state = member.make_state()
+    saved_ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
+    plans = [
+        plan
+        for member, saved_id in zip(members, saved_ids, strict=True)
+        for plan in member.plan_load(saved["state"].get(saved_id, {}), convert)
+    ]
+    return merged, members, plans
+
+
+class Members:
+    """An optimizer's members as they were made last, and a picture of what they were made of.
+
+    Users change groups, states and parameters between steps as they please, and no hook tells of
+    it. Looking at it all in a few passes costs a microsecond a parameter; making members, thirty.
+    """
+
+    def __init__(self) -> None:
+        self._members: list[Member] = []
+        self._by_parameter: dict[Tensor, Member] = {}
+        self._picture: tuple[list[object], list[object]] = [], []
+        self._counters: list[Tensor] | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members)
+
+    def refreshed(self, groups: Groups, rule_of: RuleOf, states: States) -> Self:
+        """Return the members of ``groups``: made anew if anything was changed."""
+        identical, equal = picture = _picture(groups, rule_of, states)
+        before, equal_before = self._picture
+        if (
+            len(identical) != len(before)
+            or not all(map(is_, identical, before))
+            or equal != equal_before
+        ):
+            self._members = list(make_members(groups, rule_of, states))
+            self._by_parameter = {member.parameter: member for member in self._members}
+            self._picture = picture
+            self._counters = _joined([member.state.get("step") for member in self._members])
+        return self
+
+    def find(self, parameter: Tensor) -> Member:
+        """Return the member that holds a parameter.
+
+        Raises:
+            ValueError: none does.
+        """
+        if parameter not in self._by_parameter:
+            shape = tuple(parameter.shape)
+            raise ValueError(f"parameter of shape {shape}: not in this optimizer")
+        return self._by_parameter[parameter]
+
+    def ensure_states(self, states: dict[Tensor, dict[str, Any]], chosen: list[Member]) -> None:
+        """Make or mend the states of members that have not been stepped yet, in ``states``.
+
+        Raises:
+            ValueError: see ``Member.ensure_state``.
+        """
+        new = [member for member in chosen if not member.is_ready]
+        for member in new:
+            member.ensure_state()
+            states[member.parameter] = member.state
+        if new:
+            self._counters = _joined([member.state.get("step") for member in self._members])
+
+    def works(
+        self, pending: Sequence[tuple[Member, Tensor]], clip_coefficient: float
+    ) -> dict[str, list[Work]]:
+        """Count the step of each member and describe its update, by backend.
+
+        Args:
+            pending: some of the members or all, in their order, each with its gradient.
+            clip_coefficient: multiplies every gradient.
+        """
+        works: dict[str, list[Work]] = defaultdict(list)
+        shared: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
+        group, before = None, 0
+        steps = self._count_steps([member for member, _ in pending])
+        for (member, gradient), step in zip(pending, steps, strict=True):
+            if member.group is not group or step != before:
+                group, before = member.group, step
+                if (id(group), step) not in shared:
+                    check_supported(group)  # it may have been changed since construction
+                    scale = -clip_coefficient if group["maximize"] else clip_coefficient
+                    shared[id(group), step] = round_to_fp32(scale), member.scalars(step)
+                scale, scalars = shared[id(group), step]
+                add = works[group["backend"]].append
+            add(member.work(gradient, scale, scalars, step))
+        return works
+
+    def _count_steps(self, chosen: Sequence[Member]) -> list[int]:
+        """Add one to the step of each member, and return what they are now."""
+        if self._counters is not None and len(chosen) == len(self._members):
+            torch._foreach_add_(self._counters, 1)
+            return [int(number) for joined in self._counters for number in joined.tolist()]
+        steps = [member.state["step"] for member in chosen]
+        for step in steps:
+            step += 1
+        return list(map(int, map(Tensor.item, steps)))
+
+
+def _picture(groups: Groups, rule_of: RuleOf, states: States) -> tuple[list[object], list[object]]:
+    """Return all objects that members read, those to compare by identity and those by value."""
+    parameters = list(chain.from_iterable(group["params"] for group in groups))
+    settings = [
+        (
+            group,
+            rule_of(group),
+            *map(group.get, ("master_weights", "moments", "seed", "identities")),
+        )
+        for group in groups
+    ]
+    identical = [
+        *chain.from_iterable(settings),
+        *parameters,
+        *map(attrgetter("dtype"), parameters),
+        *states.values(),
+        *chain.from_iterable(state.values() for state in states.values()),
+    ]
+    return identical, list(map(attrgetter("device"), parameters))
+
+
+def _joined(counters: list[Tensor | None]) -> list[Tensor] | None:
+    """Return scalars as vectors over what stands side by side in memory; None if one is missing."""
+    runs: list[list[Tensor]] = []
+    for counter in counters:
+        if counter is None or counter.dtype != torch.float32:
+            return None
+        if runs and _stands_after(runs[-1][-1], counter):
+            runs[-1].append(counter)
+        else:
+            runs.append([counter])
+    return [run[0].as_strided((len(run),), (1,)) for run in runs]
+
+
+def _stands_after(first: Tensor, second: Tensor) -> bool:
+    return (
+        first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        and second.storage_offset() == first.storage_offset() + 1
+    )
