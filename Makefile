@@ -24,6 +24,7 @@ test: $(VENV)/.dev
 bench: $(VENV)/.train
 	$(BIN)/python benchmarks/train_loop.py
 	$(BIN)/python benchmarks/checkpoint_stall.py
+	$(BIN)/python benchmarks/step.py
 
 soak: $(VENV)/.train
 	$(BIN)/python benchmarks/soak.py

@@ -88,6 +88,20 @@ def checkpoint_stall(result: dict[str, Any]) -> str:
     )
 
 
+def step_cpu(result: dict[str, Any]) -> str:
+    """The optimizer step on the CPU, beside its peers."""
+    lines = ["| measured | value | bar |", "|---|---:|---:|"]
+    for row in result["results"]:
+        value = f"{row['value']:.3g}" + (f" {row['unit']}" if row["unit"] else "")
+        lines.append(f"| {row['name']} | {value} | {row.get('bar', '')} |")
+    settings = result["settings"]
+    note = (
+        f"{int(settings['parameters']):,} parameters, BF16 gradients, medians of "
+        f"{settings['rounds']} rounds, the best of three. {settings['compiler']}."
+    )
+    return "\n".join([*lines, "", f"{note} {_where(result)} `make bench`."])
+
+
 def _where(result: dict[str, Any]) -> str:
     device = result["device"]
     return (
@@ -109,6 +123,7 @@ BLOCKS: list[tuple[str, str, str, Callable[[dict[str, Any]], str]]] = [
     ("README.md", "demo", "demo/comparison.json", demo),
     ("docs/training.md", "train_loop", "train_loop.json", train_loop),
     ("docs/training.md", "wikitext2", "wikitext2/summary.json", wikitext2),
+    ("docs/cpu-backend.md", "step", "step-cpu.json", step_cpu),
     ("docs/checkpoints.md", "soak", "soak.json", soak),
     ("docs/checkpoints.md", "checkpoint_stall", "checkpoint_stall.json", checkpoint_stall),
 ]
