@@ -77,6 +77,16 @@ def test_a_run_started_from_fp32_files_has_their_masters_exactly(trained, tmp_pa
         assert torch.equal(training.optimizer.master_weight(parameter), saved[name])
 
 
+def test_resuming_by_auto_starts_from_the_model_where_there_is_no_checkpoint_yet(trained, tmp_path):
+    export(trained, tmp_path / "model", "fp32", QUIET)
+    flags = {"init": tmp_path / "model", "resume": "auto", "run": tmp_path / "tuned"}
+    training = build(configure(None, flags | {"data": _data(trained)}))
+    assert training.config.hidden_dim == 32
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    for name, parameter in training.model.named_parameters():
+        assert torch.equal(training.optimizer.master_weight(parameter), saved[name])
+
+
 def _data(folder):
     import tomllib
 

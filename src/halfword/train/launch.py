@@ -28,6 +28,10 @@ def configure(file: Path | None, flags: Mapping[str, Any]) -> TrainConfig:
     given = read_settings(file, flags)
     if given.get("resume") is not None:
         return _resumed(given, file, flags)
+    return _started(given, file, flags)
+
+
+def _started(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, Any]) -> TrainConfig:
     if given.get("init") is not None:
         return _initialized(given, file, flags)
     return load_config(file, flags)
@@ -37,8 +41,9 @@ def _resumed(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, An
     where = str(given["resume"])
     run = Path(given.get("run") or Path("runs") / given.get("precision", "exact"))
     checkpoint = resume.locate(where, run)
-    if checkpoint is None:
-        return load_config(file, flags).model_copy(update={"run": run})
+    if checkpoint is None:  # nothing to go on from: start, in place of what the folder holds
+        start = {"run": run, "resume": None, "overwrite": True}
+        return _started(given, file, flags).model_copy(update=start)
     own_run = checkpoint.parent.parent
     if not (own_run / "metrics.csv").is_file():
         fix = "is not in its run's folder; put it back into the run's checkpoints/"
