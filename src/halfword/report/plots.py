@@ -51,8 +51,8 @@ def draw_loss(comparison: Comparison) -> Figure:
         with np.errstate(invalid="ignore", over="ignore"):
             difference = history.loss_at(comparison.steps) - first_loss
         _draw_curve(differences, comparison.steps, difference, span, style)
-    _dress(losses, "training loss (nats per token)")
-    _dress(differences, f"loss minus that of\n{comparison.runs[0].label}")
+    dress(losses, "training loss (nats per token)")
+    dress(differences, f"loss minus that of\n{comparison.runs[0].label}")
     differences.set_xlabel("step", color=INK)
     differences.margins(x=0.01)
     differences.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -90,13 +90,23 @@ def draw_memory(comparison: Comparison) -> Figure:
     names = [textwrap.fill(run.label, max(10, 64 // len(totals))) for run in comparison.runs]
     axes.set_xticks(range(len(names)), names, parse_math=False)
     axes.set_ylim(0, 1.1 * scale)
-    _dress(axes, "bytes per parameter")
+    dress(axes, "bytes per parameter")
     axes.grid(visible=False, axis="x")
     # Read from top to bottom as the bars are stacked.
     axes.legend(
         loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True, labelcolor=INK
     )
     return figure
+
+
+def dress(axes: Axes, y_label: str) -> None:
+    """Give axes the look of all plots here."""
+    axes.set_ylabel(y_label, color=INK, parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(QUIET_INK)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.set_axisbelow(True)
+    axes.grid(color=GRID, linewidth=0.8)
 
 
 def smooth(values: NDArray[np.float64], span: int) -> NDArray[np.float64]:
@@ -211,12 +221,3 @@ def _add_run_legend(figure: Figure, comparison: Comparison, styles: list[dict[st
     )  # fmt: skip
     for text in legend.get_texts():
         text.set_parse_math(False)
-
-
-def _dress(axes: Axes, y_label: str) -> None:
-    axes.set_ylabel(y_label, color=INK, parse_math=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(QUIET_INK)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.set_axisbelow(True)
-    axes.grid(color=GRID, linewidth=0.8)
