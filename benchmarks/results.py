@@ -16,10 +16,14 @@ def environment() -> dict[str, Any]:
     """Return versions, device and commit."""
     device = describe(torch.device("cpu"), torch.get_num_threads())
     del device["flags"]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent
-    )
-    return {"versions": versions(), "device": device, "commit": commit.stdout.strip() or None}
+    return {"versions": versions(), "device": device, "commit": commit()}
+
+
+def commit() -> str | None:
+    """Return the commit that is checked out, where git knows."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(git, capture_output=True, text=True, cwd=RESULTS.parent)
+    return found.stdout.strip() or None
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from differences import BASELINE, MEASURES, Pairing, Result, Spread, grouped, pairings
 from results import RESULTS
 
 ROOT = RESULTS.parent.parent
@@ -19,8 +20,15 @@ def main() -> int:
         if not path.exists():
             print(f"{page}: {name} is left as it is, for there is no {path.relative_to(ROOT)}")
             continue
-        _replace(ROOT / page, name, text(json.loads(path.read_text())))
+        _replace(ROOT / page, name, text(read(path)))
     return 0
+
+
+def read(path: Path) -> Any:
+    """Read a result file, or all those of a folder."""
+    if path.is_dir():
+        return [json.loads(file.read_text()) for file in sorted(path.glob("*.json"))]
+    return json.loads(path.read_text())
 
 
 def demo(result: dict[str, Any]) -> str:
@@ -102,6 +110,76 @@ def step_cpu(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{note} {_where(result)} `make bench`."])
 
 
+def convergence(results: list[Result]) -> str:
+    """The loss of each preset minus that of FP32 masters, with the same seed, by beta2."""
+    groups = grouped(results, "beta2")
+    lines = [_convergence_table(beta2, runs) for beta2, runs in groups.items()]
+    return "\n\n".join([*lines, _study(results[0])])
+
+
+def _convergence_table(beta2: str, results: list[Result]) -> str:
+    found = pairings(results)
+    most = max(len(pairing.runs) for pairing in found)
+    lines = [
+        f"| beta2 {beta2}, {most} seed{'s' * (most > 1)} | bytes a parameter | "
+        f"{' | '.join(MEASURES.values())} | largest rise | stalled |",
+        "|---|---:|" + "---:|" * (len(MEASURES) + 2),
+    ]
+    for pairing in found:
+        is_baseline = pairing.preset == BASELINE
+        cells = [
+            _spread(pairing.baseline(measure), "") if is_baseline
+            else "0, bit for bit" if pairing.equal
+            else _spread(pairing.change(measure), "+")
+            for measure in MEASURES
+        ]  # fmt: skip
+        count = len(pairing.runs)
+        lines.append(
+            f"| `{pairing.preset}`{f' ({count} of {most} seeds)' * (count < most)} | "
+            f"{pairing.runs[0]['bytes_per_parameter']:.1f} | {' | '.join(cells)} | "
+            f"{pairing.worst_rise():.3f} | {_share(pairing.stalled())} |"
+        )
+    return "\n".join(lines)
+
+
+def finetuning(results: list[Result]) -> str:
+    """What fine-tuning gains under each preset, and which share of updates is rounded away."""
+    rates = {
+        rate: {pairing.preset: pairing for pairing in pairings(runs)}
+        for rate, runs in grouped(results, "learning_rate").items()
+    }
+    heads = [f"gain at {rate} | of `{BASELINE}`'s | stalled" for rate in rates]
+    lines = [f"| preset | {' | '.join(heads)} |", "|---|" + "---:|" * (3 * len(rates))]
+    for preset in next(iter(rates.values())):
+        cells = [
+            _gain(found[preset]) if preset in found else "- | - | -" for found in rates.values()
+        ]
+        lines.append(f"| `{preset}` | {' | '.join(cells)} |")
+    before = f"Evaluation loss before: {results[0]['start']['eval_loss']:.4f}."
+    return "\n".join([*lines, "", f"{before} {_study(results[0])}"])
+
+
+def _study(run: Result) -> str:
+    return (
+        f"{run['num_parameters']:,} parameters, {run['steps']} steps of {run['tokens_per_step']} "
+        f"tokens, {run['corpus']['name']}. {_where(run)} `make study`."
+    )
+
+
+def _gain(pairing: Pairing) -> str:
+    share = _share(pairing.stalled())
+    return f"{pairing.gain():.5f} | {pairing.gain_percent():.1f} % | {share}"
+
+
+def _spread(spread: Spread, sign: str) -> str:
+    deviation = "" if spread.deviation is None else f" \u00b1 {spread.deviation:.4f}"
+    return f"{spread.mean:{sign}.4f}{deviation}"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
 def _where(result: dict[str, Any]) -> str:
     device = result["device"]
     return (
@@ -119,13 +197,15 @@ def _replace(page: Path, name: str, text: str) -> None:
     page.write_text(content)
 
 
-BLOCKS: list[tuple[str, str, str, Callable[[dict[str, Any]], str]]] = [
+BLOCKS: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("README.md", "demo", "demo/comparison.json", demo),
     ("docs/training.md", "train_loop", "train_loop.json", train_loop),
     ("docs/training.md", "wikitext2", "wikitext2/summary.json", wikitext2),
     ("docs/cpu-backend.md", "step", "step-cpu.json", step_cpu),
     ("docs/checkpoints.md", "soak", "soak.json", soak),
     ("docs/checkpoints.md", "checkpoint_stall", "checkpoint_stall.json", checkpoint_stall),
+    ("docs/precision.md", "convergence", "convergence", convergence),
+    ("docs/precision.md", "finetuning", "finetuning", finetuning),
 ]
 
 if __name__ == "__main__":
