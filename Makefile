@@ -2,7 +2,8 @@
 # make test   set up, then every check: style, types, tests
 # make bench  speed against named peers; writes benchmarks/results/ (not for noisy machines)
 # make soak   kill and damage at length; writes benchmarks/results/
-# make docs   write the measured tables of README and docs from benchmarks/results/
+# make study  what each precision costs in loss, 40 minutes; stopped, it goes on where it was
+# make docs   write the measured tables and plots of README and docs from benchmarks/results/
 # make clean  remove what make made
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test bench soak docs clean
+.PHONY: demo test bench soak study docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/halfword demo
@@ -29,8 +30,13 @@ bench: $(VENV)/.train
 soak: $(VENV)/.train
 	$(BIN)/python benchmarks/soak.py
 
+study: $(VENV)/.train
+	$(BIN)/python benchmarks/convergence.py
+	$(BIN)/python benchmarks/finetuning.py
+
 docs: $(VENV)/.train
 	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/plots.py
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache
