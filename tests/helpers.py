@@ -35,8 +35,9 @@ WEIGHTS = [
 
 
 def moment_settings(rule: str) -> list[tuple[str, ...]]:
-    """Return every choice of formats for the slots of a rule."""
-    return list(product(MOMENTS, repeat=len(RULES[rule].slots)))
+    """Return the choices of formats for the slots of a rule; int8 is beside itself or FP32."""
+    settings = product(MOMENTS, repeat=len(RULES[rule].slots))
+    return [s for s in settings if "int8" not in s or set(s) <= {"int8", "fp32"}]
 
 
 def combinations() -> list[Any]:
@@ -55,13 +56,13 @@ def name_of(combination: Any) -> str:
 
 
 def parameters(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> list[torch.nn.Parameter]:
-    """Return small parameters of every awkward shape: plain, 0-dim, empty, transposed."""
+    """Return parameters of every awkward shape: plain, 0-dim, empty, transposed, whole blocks."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(5, 3), (), (0, 3)]
+    shapes = [(5, 3), (), (0, 3), (6, 4), (64, 64)]
     made = [
         torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for shape in shapes
     ]
-    made.append(torch.randn(6, 4, generator=generator, dtype=torch.float32).to(dtype).t())
+    made[3] = made[3].t()
     return [torch.nn.Parameter(tensor) for tensor in made]
 
 

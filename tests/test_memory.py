@@ -4,11 +4,12 @@ import torch
 from halfword import AdamW
 from halfword.formats import MASTER_WEIGHTS, MOMENTS
 
-COUNT = 1000
+SHAPE = (64, 128)
+COUNT = 64 * 128
 
 
 def _memory(**settings):
-    p = torch.nn.Parameter(torch.randn(COUNT).bfloat16())
+    p = torch.nn.Parameter(torch.randn(SHAPE).bfloat16())
     opt = AdamW([p], **settings)
     p.grad = torch.randn_like(p)
     return opt.memory()
@@ -26,7 +27,14 @@ def test_bytes_are_what_the_formats_say(master, moments):
 
 @pytest.mark.parametrize(
     ("master", "moments", "expected"),
-    [("fp32", "fp32", 16), ("split", "fp32", 14), ("split", "bf16-sr", 10), ("bf16", "bf16", 8)],
+    [
+        ("fp32", "fp32", 16),
+        ("split", "fp32", 14),
+        ("split", "bf16-sr", 10),
+        ("bf16", "bf16", 8),
+        ("split", "int8", 8.125),
+        ("split24", "int8", 7.125),  # 5.125 where gradients are released
+    ],
 )
 def test_presets_take_the_bytes_that_the_design_states(master, moments, expected):
     memory = _memory(master_weights=master, moments=moments)
@@ -35,11 +43,17 @@ def test_presets_take_the_bytes_that_the_design_states(master, moments, expected
 
 def test_components_name_their_planes():
     assert _memory(moments=("bf16", "fp32")).components == {
-        "weights": {"bfloat16": 2000},
+        "weights": {"bfloat16": 2 * COUNT},
         "scalars": {"step": 4},
-        "master_weights": {"remainder": 2000},
-        "moments": {"exp_avg_bf16": 2000, "exp_avg_sq": 4000},
-        "gradients": {"bfloat16": 2000},
+        "master_weights": {"remainder": 2 * COUNT},
+        "moments": {"exp_avg_bf16": 2 * COUNT, "exp_avg_sq": 4 * COUNT},
+        "gradients": {"bfloat16": 2 * COUNT},
+    }
+    assert _memory(moments="int8").components["moments"] == {
+        "exp_avg_code": COUNT,
+        "exp_avg_scale": 4 * COUNT // 64,
+        "exp_avg_sq_code": COUNT,
+        "exp_avg_sq_scale": 4 * COUNT // 64,
     }
 
 

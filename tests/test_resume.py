@@ -207,7 +207,7 @@ MASTERS = {
 
 
 def test_every_format_has_its_conversions_stated_here():
-    assert set(HOLDS) == set(MOMENTS)
+    assert set(HOLDS) == set(MOMENTS) - {"int8"}  # see tests/formats/test_block8.py
     assert {s for d, s in WEIGHTS if d == torch.bfloat16} == set(MASTERS) - {"split"} | {"auto"}
 
 
@@ -243,7 +243,7 @@ def test_master_weights_convert_exactly_or_not_at_all(source, target):
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(saved)
     assert_same_snapshot(before, snapshot(other))
-    warning = f"rounded master weight: {names.get(source, source)} to {target} .4 parameters."
+    warning = f"rounded master weight: {names.get(source, source)} to {target} .5 parameters."
     with pytest.warns(UserWarning, match=warning):
         other.load_state_dict(saved, convert=True)
     precision = {"split24": 2.0**-16, "bf16": 2.0**-8, "bf16-sr": 2.0**-7}[target]
@@ -252,7 +252,7 @@ def test_master_weights_convert_exactly_or_not_at_all(source, target):
         assert torch.allclose(found, master, rtol=precision, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("source", "target"), list(product(MOMENTS, repeat=2)))
+@pytest.mark.parametrize(("source", "target"), list(product(HOLDS, repeat=2)))
 def test_moments_convert_exactly_or_not_at_all(source, target):
     opt, saved = saved_run(moments=source)
     other = receiver(opt, moments=target)
@@ -271,7 +271,7 @@ def test_moments_convert_exactly_or_not_at_all(source, target):
         other.load_state_dict(saved, convert=True)
     (text,) = [str(w.message) for w in caught]
     for slot in ("exp_avg", "exp_avg_sq"):
-        assert f"{slot}: {source} to {target} (4 parameters)" in text
+        assert f"{slot}: {source} to {target} (5 parameters)" in text
     for p, q in zip(params_of(opt), params_of(other), strict=True):
         for slot in ("exp_avg", "exp_avg_sq"):
             exact, found = value_of(opt, p, slot), value_of(other, q, slot)

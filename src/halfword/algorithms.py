@@ -6,7 +6,7 @@ Every class takes, beside its namesake's arguments:
   for BF16, ``fp32`` for FP16), ``split`` (2 bytes, exact), ``split24`` (1 byte, 16 bits precise),
   ``fp32`` (4 bytes, exact), ``bf16`` and ``bf16-sr`` (none; rounded to nearest or stochastically).
 * ``moments``: how the states are kept, one setting or one for each state: ``fp32``, ``bf16``,
-  ``bf16-sr``.
+  ``bf16-sr``, ``int8`` (in blocks of 64; vectors and small tensors stay FP32).
 * ``seed``: of the stochastic rounding.
 * ``on_nonfinite``: what a step does on an Inf or NaN gradient: ``propagate``, ``skip``, ``raise``.
 * ``backend``: ``auto`` or a name; all backends give the same bits.

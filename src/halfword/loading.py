@@ -16,10 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfword.formats import FORMATS, Format
+from halfword.formats import FORMATS, Format, Plane
 from halfword.formats.rounding import nearest_away
 from halfword.settings import RECEIVER_KEYS, dtype_name
-from halfword.stored import Stored, adopt, state_keys, transcode, weight_keys, zero
+from halfword.stored import (
+    Stored,
+    adopt,
+    plane_shape,
+    state_keys,
+    transcode,
+    weight_keys,
+    zero,
+)
 
 # Significant bits of what a torch.optim state of a dtype can hold, under a key that means FP32
 # here.
@@ -223,7 +231,12 @@ def _saved_slot(saved: Mapping[str, Any], slot: str, like: Tensor, label: str) -
         keys = state_keys(format, slot)
         if not all(isinstance(saved.get(key), Tensor) for key in keys):
             continue
-        planes = tuple(_shaped(saved[key], like, key, label) for key in keys)
+        if format.block > 1 and saved[keys[0]].dtype != format.planes[0].dtype:
+            continue  # a signed moment's codes differ from another's by their dtype
+        planes = tuple(
+            _shaped(saved[key], like, key, label, plane)
+            for key, plane in zip(keys, format.planes, strict=True)
+        )
         if keys == [slot]:
             format = _plain(planes[0], slot, label)
         return Stored(format, planes)
@@ -243,9 +256,13 @@ def _wrong_dtype(tensor: Tensor, expected: torch.dtype, key: str, label: str) ->
     return ValueError(f"{label}: saved {key} is {found}, must be {dtype_name(expected)}")
 
 
-def _shaped(tensor: Any, like: Tensor, key: str, label: str) -> Tensor:
-    """Return a saved tensor on the device of ``like``, or raise ValueError where shapes differ."""
-    if not isinstance(tensor, Tensor) or tensor.shape != like.shape:
+def _shaped(tensor: Any, like: Tensor, key: str, label: str, plane: Plane | None = None) -> Tensor:
+    """Return a saved tensor on the device of ``like``, or raise ValueError where shapes differ.
+
+    With ``plane`` it must have the shape of that plane of ``like``, else that of ``like``.
+    """
+    expected = like.shape if plane is None else plane_shape(plane, like)
+    if not isinstance(tensor, Tensor) or tensor.shape != expected:
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ValueError(f"{label}: saved {key} has shape {shape}, must be {tuple(like.shape)}")
+        raise ValueError(f"{label}: saved {key} has shape {shape}, must be {tuple(expected)}")
     return tensor.detach().to(like.device)

@@ -58,7 +58,7 @@ class Member:
         self.label = f"parameter {names[index]!r}" if names else f"parameter {position}"
         check_parameter(self.parameter, self.label)
         self.weight_format = weight_format(group["master_weights"], self.parameter, self.label)
-        self.slot_formats = slot_formats(group["moments"], rule)
+        self.slot_formats = slot_formats(group["moments"], rule, self.parameter.shape)
         self._stored: tuple[Stored, tuple[Stored, ...]] | None = None
         self._kept: dict[str, Any] = {}
 

@@ -1,5 +1,6 @@
 """The members of an optimizer, kept from step to step while nothing they are made of changes."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -10,14 +11,24 @@ import torch
 from torch import Tensor
 
 from halfword.backends import Work
+from halfword.formats import MOMENTS
+from halfword.formats.block8 import BLOCK, SMALLEST
 from halfword.loading import Plan, merge_groups
 from halfword.member import Member, round_to_fp32
 from halfword.rules import Rule
-from halfword.settings import check_group, check_supported, numbers
+from halfword.settings import check_group, check_supported, moment_settings, numbers
 
 Groups = Sequence[Mapping[str, Any]]
 States = Mapping[Tensor, dict[str, Any]]
 RuleOf = Callable[[Mapping[str, Any]], Rule]
+
+logger = logging.getLogger(__name__)
+
+NAMES_IN_A_MESSAGE = 3
+_REASONS = {
+    "fp32": (logging.INFO, f"of one dimension or under {SMALLEST} elements"),
+    "bf16-sr": (logging.WARNING, f"whose last dimension is no multiple of {BLOCK}"),
+}
 
 
 def make_members(
@@ -43,6 +54,25 @@ def make_states(members: Sequence[Member]) -> list[dict[str, Tensor]]:
     counters = torch.zeros(len(members), dtype=torch.float32, device="cpu").unbind()
     states = [member.make_state() for member in members]
     return [state | {"step": counter} for state, counter in zip(states, counters, strict=True)]
+
+
+def report_exceptions(members: Sequence[Member]) -> None:
+    """Log which parameters keep moments wider than their setting asks for, and why."""
+    exceptions: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)  # labels, each once
+    for member in members:
+        settings = moment_settings(member.group["moments"], member.rule)
+        for setting, format in zip(settings, member.slot_formats, strict=True):
+            if MOMENTS[setting].block > format.block:
+                exceptions[setting, format.name][member.label] = None
+    for (setting, name), labels in exceptions.items():
+        level, reason = _REASONS[name]
+        listed = ", ".join(list(labels)[:NAMES_IN_A_MESSAGE])
+        more = ", ..." if len(labels) > NAMES_IN_A_MESSAGE else ""
+        logger.log(
+            level,
+            "moments=%r: %d parameters %s take %s: %s%s",
+            *(setting, len(labels), reason, name, listed, more),
+        )
 
 
 def plan_load(

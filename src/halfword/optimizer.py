@@ -16,7 +16,7 @@ from halfword.diagnostics import Diagnostics
 from halfword.groups import complete_group
 from halfword.loading import warn_of_rounding
 from halfword.member import Member
-from halfword.members import Members, make_members, make_states, plan_load
+from halfword.members import Members, make_members, make_states, plan_load, report_exceptions
 from halfword.memory import Memory, measure
 from halfword.release import GLOBAL_CLIPPING, Release, check_release
 from halfword.rules import Rule
@@ -26,10 +26,9 @@ from halfword.stored import adopt, decode_all, write_all
 class Optimizer(torch.optim.Optimizer):
     """What all optimizers of halfword share; a subclass names its rule and its arguments.
 
-    States exist from construction, under keys with one dtype and meaning each: ``step`` (FP32
-    scalar), each slot by its format (``exp_avg``, ``exp_avg_bf16``), and the planes of the master
-    weight (``remainder`` int16, ``remainder8`` int8, ``master_weight`` FP32). They have the shape
-    and strides of their parameter.
+    States exist from construction, under keys with one dtype and meaning each, which
+    docs/optimizers.md lists: ``step``, each slot by its format (``exp_avg``, ``exp_avg_bf16``,
+    ``exp_avg_code``), and the planes of the master weight (``remainder``, ``master_weight``).
 
     Attributes:
         step_was_skipped: whether the last ``step`` wrote nothing since a gradient was not finite.
@@ -64,6 +63,7 @@ class Optimizer(torch.optim.Optimizer):
             raise
         for member, state in zip(members, states, strict=True):
             self.state[member.parameter] = state
+        report_exceptions(members)
         for handle in (self._accumulation, self._released):
             if handle is not None and not handle.closed:
                 handle.watch(group["params"])
@@ -219,7 +219,7 @@ class Optimizer(torch.optim.Optimizer):
         Load the model first: a remainder means nothing without the weight that it belongs to.
         States of the same format are copied bit for bit. Others are converted where the format here
         holds every value of the saved one (fp32 and split either way, split24 to split, BF16 to
-        anything wider). The state dict of the ``torch.optim`` class of the same name loads too.
+        anything wider, int8 to fp32). A state dict of its ``torch.optim`` namesake loads too.
 
         Args:
             state_dict: from ``state_dict()`` of this class or of its ``torch.optim`` namesake.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from halfword.backends import BACKENDS
-from halfword.formats import MASTER_WEIGHTS, MOMENTS, Format
+from halfword.formats import MASTER_WEIGHTS, MOMENTS, Format, moment_format
 from halfword.rules import Rule
 
 ON_NONFINITE = ("propagate", "skip", "raise")
@@ -67,7 +67,7 @@ def check_group(group: Mapping[str, Any], rule: Rule) -> None:
     _check_choice("on_nonfinite", group["on_nonfinite"], ON_NONFINITE)
     _check_choice("backend", group["backend"], ("auto", *BACKENDS))
     _check_choice("master_weights", group["master_weights"], MASTER_WEIGHTS[torch.bfloat16])
-    slot_formats(group["moments"], rule)
+    moment_settings(group["moments"], rule)
 
 
 def check_parameter(parameter: Tensor, label: str) -> None:
@@ -97,8 +97,25 @@ def weight_format(setting: str, parameter: Tensor, label: str) -> Format:
     return formats[setting]
 
 
-def slot_formats(setting: str | tuple[str, ...], rule: Rule) -> tuple[Format, ...]:
-    """Return the formats that ``moments=setting`` means for a rule's slots, or raise ValueError."""
+def slot_formats(
+    setting: str | tuple[str, ...], rule: Rule, shape: torch.Size
+) -> tuple[Format, ...]:
+    """Return the formats that ``moments=setting`` means for a parameter's slots, or raise.
+
+    Args:
+        setting: one for all slots, or one for each.
+        rule: has the slots.
+        shape: the parameter's, global.
+
+    Raises:
+        ValueError: a setting of no meaning, or not as many as slots.
+    """
+    chosen = zip(moment_settings(setting, rule), rule.slots, strict=True)
+    return tuple(moment_format(name, slot.signed, shape) for name, slot in chosen)
+
+
+def moment_settings(setting: str | tuple[str, ...], rule: Rule) -> tuple[str, ...]:
+    """Return ``moments=setting`` as one name for each slot of a rule, or raise ValueError."""
     if not isinstance(setting, tuple | list):
         _check_choice("moments", setting, MOMENTS)
         setting = (setting,) * len(rule.slots)
@@ -108,7 +125,7 @@ def slot_formats(setting: str | tuple[str, ...], rule: Rule) -> tuple[Format, ..
     if len(names) != len(rule.slots):
         slots = ", ".join(slot.name for slot in rule.slots) or "none"
         raise ValueError(f"moments={setting!r}: {rule.name} keeps {len(rule.slots)} ({slots})")
-    return tuple(MOMENTS[name] for name in names)
+    return names
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -21,11 +21,12 @@ TILE = 1 << 16
 
 @dataclass(frozen=True)
 class Stored:
-    """Planes of one parameter or of one of its states, all of the parameter's shape.
+    """Planes of one parameter or of one of its states.
 
     Attributes:
         format: how the planes are read.
-        planes: the tensors, in the format's order; of a weight the first is the parameter.
+        planes: the tensors, in the format's order, of the parameter's shape; the last dimension of
+            a plane in blocks is shorter. Of a weight the first is the parameter.
         stream: selects the random bits of a stochastic format, see ``noise.stream``.
     """
 
@@ -64,8 +65,19 @@ WEIGHT_KEYS = {key for format in FORMATS.values() for key in weight_keys(format)
 """Every optimizer-state key that belongs to a master weight."""
 
 
+def plane_shape(plane: Plane, parameter: Tensor) -> torch.Size:
+    """Return the shape of a plane of ``parameter`` or of its states: one entry for each block."""
+    shape = parameter.shape
+    if plane.block == 1 or not shape:
+        return shape
+    return torch.Size((*shape[:-1], shape[-1] // plane.block))
+
+
 def make_slot(format: Format, slot: str, parameter: Tensor) -> dict[str, Tensor]:
-    """Return a slot's planes, all zero, with the parameter's shape, strides and device."""
+    """Return a slot's planes, all zero, with the parameter's shape, strides and device.
+
+    A plane in blocks has the shape that ``plane_shape`` gives, and is contiguous.
+    """
     return dict(zip(state_keys(format, slot), _zeros(format.planes, parameter), strict=True))
 
 
@@ -114,10 +126,14 @@ def zero(stored: Stored) -> None:
 def tiles(tensors: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
     """Walk tensors of one shape together, at most ``TILE`` elements at a time.
 
+    Args:
+        tensors: the first has one entry for each element; the last dimension of the others may be
+            shorter by a whole number, a block that divides ``TILE``.
+
     Yields:
         The row-major index of the tile's first element, and a view of each tensor: the same box of
         each, whatever their strides, so that reading a view in row-major order reads consecutive
-        indices.
+        indices. No box cuts a block.
     """
     if all(tensor.is_contiguous() for tensor in tensors):  # empty and 0-dim ones always are
         tensors = [tensor.view(-1) for tensor in tensors]
@@ -125,12 +141,24 @@ def tiles(tensors: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
     cut = next(d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= TILE)
     inner = math.prod(shape[cut + 1 :])  # elements of one index of the dimension that is cut
     chunk = TILE // inner
+    blocks = [shape[cut] // max(1, tensor.shape[cut]) for tensor in tensors]
     for outer, index in enumerate(product(*(range(size) for size in shape[:cut]))):
         boxes = [tensor[index] for tensor in tensors]
         for begin in range(0, shape[cut], chunk):
             start = (outer * shape[cut] + begin) * inner
-            yield start, [box[begin : begin + chunk] for box in boxes]
+            yield (
+                start,
+                [
+                    box[begin // block : (begin + chunk) // block]
+                    for box, block in zip(boxes, blocks, strict=True)
+                ],
+            )
 
 
 def _zeros(planes: Sequence[Plane], parameter: Tensor) -> list[Tensor]:
-    return [torch.zeros_like(parameter, dtype=plane.dtype, requires_grad=False) for plane in planes]
+    def zeros(plane: Plane) -> Tensor:
+        if plane.block == 1:
+            return torch.zeros_like(parameter, dtype=plane.dtype, requires_grad=False)
+        return parameter.new_zeros(plane_shape(plane, parameter), dtype=plane.dtype)
+
+    return [zeros(plane) for plane in planes]

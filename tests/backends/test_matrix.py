@@ -107,7 +107,46 @@ def decode_fp16_copy(planes):
     return np.where(same, copy, weight.astype(f32))
 
 
+def encode_int8(x, noise):
+    """Multiples of the scale."""
+    u, inverse, scale = in_blocks(np.abs(x), x, 127, 2.0**-126)
+    bits = (u * inverse + f32(768)).view(np.uint32).astype(np.int64)
+    codes = ((bits + (noise.reshape(-1, 64) >> 2)) >> 14) - (0x44400000 >> 14)
+    return [np.where(np.isnan(scale), 0, codes).astype(np.int8).reshape(-1), scale.reshape(-1)]
+
+
+def decode_int8(planes):
+    codes, scale = planes
+    return (codes.reshape(-1, 64).astype(f32) * scale.reshape(-1, 1)).reshape(-1)
+
+
+def encode_uint8(x, noise):
+    """What is left of the bits of x / scale + 2, less those of 2."""
+    u, inverse, scale = in_blocks(np.where(x >= 0, x, f32(np.nan)), x, 502, 2.0**-122)
+    bits = (u * inverse + f32(2)).view(np.uint32).astype(np.int64)
+    codes = ((bits + (noise.reshape(-1, 64) << 2)) >> 18) - (0x40000000 >> 18)
+    codes = np.where(np.isnan(scale), 0, np.maximum(codes, u > 0))
+    return [codes.astype(np.uint8).reshape(-1), scale.reshape(-1)]
+
+
+def decode_uint8(planes):
+    codes, scale = planes
+    octave, place = np.divmod(codes.reshape(-1, 64).astype(f32), f32(32))
+    level = np.ldexp(1 + place / 32, octave.astype(int) + 1).astype(f32) - 2
+    return (level * scale.reshape(-1, 1)).reshape(-1)
+
+
+def in_blocks(magnitude, x, top, least):
+    """x, 1 / scale and scale, a row for each block."""
+    largest = magnitude.reshape(-1, 64).max(1, keepdims=True)
+    scale = np.maximum(largest / f32(top), f32(least))
+    scale = np.where(np.isfinite(largest), np.where(largest == 0, f32(0), scale), f32(np.nan))
+    return x.reshape(-1, 64), np.minimum(f32(top) / largest, f32(1 / least)), scale
+
+
 FORMATS = {
+    "int8": (encode_int8, decode_int8),
+    "uint8": (encode_uint8, decode_uint8),
     "fp32": (lambda x, noise: [x], lambda planes: planes[0]),
     "bf16": (encode_bf16, decode_bf16),
     "bf16-sr": (encode_bf16_sr, decode_bf16),
@@ -129,7 +168,22 @@ WEIGHTS = {
 }
 WEIGHTS[torch.bfloat16, "auto"] = WEIGHTS[torch.bfloat16, "split"]
 WEIGHTS[torch.float16, "auto"] = WEIGHTS[torch.float16, "fp32"]
-SLOTS = {"fp32": [""], "bf16": ["_bf16"], "bf16-sr": ["_bf16"]}
+EIGHT_BITS = ["_code", "_scale"]
+SLOTS = {"fp32": [""], "bf16": ["_bf16"], "bf16-sr": ["_bf16"]} | {
+    "int8": EIGHT_BITS,
+    "uint8": EIGHT_BITS,
+}
+
+
+def slot_format(setting, name, shape):
+    """What a setting of ``moments`` means for one slot of a parameter."""
+    if setting != "int8":
+        return setting
+    if len(shape) < 2 or math.prod(shape) < 4096:
+        return "fp32"
+    if shape[-1] % 64:
+        return "bf16-sr"
+    return "uint8" if name == "exp_avg_sq" else "int8"
 
 
 # Noise: 16 bits as a function of (seed, identity, state, step, index).
@@ -217,7 +271,11 @@ class Mirror:
         self.weight, keys = WEIGHTS[p.dtype, group["master_weights"]]
         self.names = [slot.name for slot in RULES[rule].slots]
         moments = group["moments"]
-        self.formats = [moments] * len(self.names) if isinstance(moments, str) else list(moments)
+        moments = [moments] * len(self.names) if isinstance(moments, str) else moments
+        self.formats = [
+            slot_format(setting, name, p.shape)
+            for setting, name in zip(moments, self.names, strict=True)
+        ]
         self.keys = [keys] + [
             [name + suffix for suffix in SLOTS[format]]
             for name, format in zip(self.names, self.formats, strict=True)
@@ -251,7 +309,7 @@ class Mirror:
             ]
 
     def noise(self, format, state, count):
-        if not format.endswith("-sr"):
+        if not format.endswith(("-sr", "int8")):
             return None
         return noise_bits(self.seed, self.identity, state, self.steps, count)
 
@@ -326,6 +384,9 @@ def inputs(dtype):
         (randn(6, 8)[:, ::2], randn(6, 4).bfloat16()),  # with gaps in memory
         (randn(4, 6), randn(6).bfloat16().expand(4, 6)),
         (randn(3, 2), randn().expand(3, 2)),
+        (randn(64, 64), randn(64, 64).bfloat16()),  # whole blocks
+        (randn(128, 40).t(), randn(40, 128)),  # across the memory
+        (randn(2, 32, 65), randn(2, 32, 65).bfloat16()),  # and none
         (randn(TILE + 1), randn(TILE + 1).bfloat16()),
     ]
     made = []
@@ -400,9 +461,9 @@ def prepared(combination, backend):
     """An optimizer with gradients for every parameter; the last holds random bits."""
     rule, dtype, master_weights, moments = combination
     params = inputs(dtype)
-    params.append(torch.nn.Parameter(torch.zeros(1500, dtype=dtype)))
+    params.append(torch.nn.Parameter(torch.zeros(33, 128, dtype=dtype)))
     params[-1].grad_dtype = None
-    params[-1].grad = torch.from_numpy(SPECIAL_GRADIENTS).repeat(116)[:1500]
+    params[-1].grad = torch.from_numpy(SPECIAL_GRADIENTS).repeat(325)[: 33 * 128].view(33, 128)
     opt = OPTIMIZERS[rule](
         params,
         master_weights=master_weights,

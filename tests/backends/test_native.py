@@ -27,8 +27,10 @@ GROUP = {
     "decoupled_weight_decay": False,
 }
 GRADIENTS = (torch.bfloat16, torch.float32, torch.float16)
+WEIGHTS = [format for format in FORMATS.values() if format.block == 1]
 SLOTS = [format for format in FORMATS.values() if len(format.planes) == 1]
 COUNTS = (0, 1, 7, 255, 256, 257, 3000)
+WHOLE_BLOCKS = (0, 64, 192, 256, 320, 3008)
 
 
 @pytest.fixture(autouse=True)
@@ -64,14 +66,18 @@ def random_bits(dtype: torch.dtype, count: int, generator: torch.Generator) -> T
 
 
 def make(format: Format, state: str, count: int, generator: torch.Generator) -> Stored:
-    planes = tuple(random_bits(plane.dtype, count, generator) for plane in format.planes)
+    planes = tuple(
+        random_bits(plane.dtype, count // plane.block, generator) for plane in format.planes
+    )
     return Stored(format, planes, noise.stream(5, 7, state))
 
 
 def works(
-    rule: str, weight: Format, slots: tuple[Format, ...], counts: tuple[int, ...] = COUNTS
+    rule: str, weight: Format, slots: tuple[Format, ...], counts: tuple[int, ...] | None = None
 ) -> list[Work]:
     """Return a work of each size and gradient dtype, with any bits in it."""
+    if counts is None:
+        counts = WHOLE_BLOCKS if any(format.block > 1 for format in slots) else COUNTS
     generator = torch.Generator().manual_seed(len(rule) + sum(map(ord, weight.name)))
     made = []
     for step, (count, dtype) in enumerate(product(counts, GRADIENTS), start=1):
@@ -111,18 +117,32 @@ def assert_same_planes(one: list[Work], other: list[Work]) -> None:
                 assert same(p, q), f"{where}, {a.gradient.numel()} elements"
 
 
+def slot_formats(rule: str) -> list[tuple[Format, ...]]:
+    """Return the choices of formats; 8 bits are beside themselves, or FP32 in its other order."""
+    slots = RULES[rule].slots
+    blocks = [FORMATS["int8" if slot.signed else "uint8"] for slot in slots]
+    in_blocks = product(*((block, FORMATS["fp32"]) for block in blocks))
+    return [*product(SLOTS, repeat=len(slots)), *list(in_blocks)[:-1]]
+
+
 def combinations() -> list[tuple[str, Format, tuple[Format, ...]]]:
     return [
         (rule, weight, slots)
-        for rule, weight in product(RULES, FORMATS.values())
-        for slots in product(SLOTS, repeat=len(RULES[rule].slots))
+        for rule, weight in product(RULES, WEIGHTS)
+        for slots in slot_formats(rule)
     ]
+
+
+def _name(part: str | Format | tuple[Format, ...]) -> str:
+    if isinstance(part, tuple):
+        return "+".join(format.name for format in part) or "none"
+    return part if isinstance(part, str) else part.name
 
 
 @pytest.mark.parametrize(
     ("rule", "weight", "slots"),
     combinations(),
-    ids=lambda part: part if isinstance(part, str) else getattr(part, "name", None),
+    ids=_name,
 )
 def test_every_combination_has_the_bits_of_the_reference(rule, weight, slots):
     expected = works(rule, weight, slots)

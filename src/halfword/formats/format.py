@@ -32,8 +32,9 @@ class Format:
     Attributes:
         name: its name in ``FORMATS``.
         planes: the stored tensors; of a weight format the first is the parameter itself.
-        precision: significant bits kept, the implicit one included. All formats have FP32's
-            exponent range, so a format holds every value of another whose precision is no larger.
+        precision: significant bits that a value may have, the implicit one included. All formats
+            have FP32's exponent range, so one that gives each element its own exponent holds every
+            value of another whose precision is no larger.
         encode: ``(fp32, noise) -> planes``; noise is an int32 tensor of 16 random bits an
             element for stochastic formats, else None.
         decode: ``planes -> fp32``, defined for every bit pattern.
@@ -52,6 +53,11 @@ class Format:
         """Bytes that one element takes over all planes."""
         return sum(plane.dtype.itemsize / plane.block for plane in self.planes)
 
+    @property
+    def block(self) -> int:
+        """Elements along the last dimension that share an entry of some plane; else 1."""
+        return max(plane.block for plane in self.planes)
+
     def holds(self, other: "Format") -> bool:
         """Whether every value of ``other`` is a value of this format."""
-        return self.precision >= other.precision
+        return self is other or (self.block == 1 and self.precision >= other.precision)
