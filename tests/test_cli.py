@@ -91,7 +91,7 @@ BAD_TRAIN = {
     "--lr_warmup_steps 9 --num_steps 5": "--lr_warmup_steps 9: more than --num_steps 5",
     "--precision fp8": "--precision fp8: should be 'fp32-master', 'exact', 'exact-bf16', 'bf16'",
     "--master_weights int8": "--master_weights int8: should be 'split', 'split24', 'fp32'",
-    "--moments fp8": "--moments fp8: should be 'fp32', 'bf16' or 'bf16-sr'",
+    "--moments fp8": "--moments fp8: should be 'fp32', 'bf16', 'bf16-sr' or 'int8'",
     "--optimizer adagrad": "--optimizer adagrad: should be 'adamw'",
     "--device tpu9": "--device tpu9: no such device; use auto, cpu or cuda",
     "--device meta": "--device meta: not available on this machine; use cpu",

@@ -14,6 +14,7 @@ from torch import Tensor
 from halfword.train import loop
 from halfword.train.config import TrainConfig, load_config
 from halfword.train.model import IGNORED, build_model, loss_sum
+from halfword.train.training import build_optimizer
 
 
 def run(config: TrainConfig, folder: Path) -> Path:
@@ -175,6 +176,19 @@ def test_memory_is_what_the_preset_promises(tiny, tmp_path, precision, bytes_per
     assert sum(memory["at_step_entry"]["gradients"].values()) == 2 * memory["num_parameters"]
     assert sum(memory["between_steps"].get("gradients", {}).values()) == 0
     assert memory["peak_rss_bytes"] > memory["num_parameters"] * bytes_per_parameter
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradients", "most"), [("lean", 2, 8.2), ("leanest", 0, 5.2)]
+)
+def test_the_lean_presets_take_their_bytes_on_the_default_model(precision, gradients, most) -> None:
+    """Norms stay FP32, and scales come on top."""
+    config = TrainConfig(precision=precision)
+    assert config.release_gradients == (gradients == 0)
+    model = build_model(config, 256, torch.device("cpu"))
+    memory = build_optimizer(config, model).memory()
+    assert most - 0.1 < memory.bytes_per_parameter + gradients <= most
+    assert set(memory.components["moments"]) > {"exp_avg_code", "exp_avg_sq_code"}
 
 
 def test_accumulated_gradients_are_fp32(tiny, tmp_path: Path) -> None:

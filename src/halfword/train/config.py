@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, mode
 
 from halfword.errors import UsageError
 
-Precision = Literal["fp32-master", "exact", "exact-bf16", "bf16", "bf16-sr"]
+Precision = Literal["fp32-master", "exact", "exact-bf16", "bf16", "bf16-sr", "lean", "leanest"]
 MasterWeights = Literal["split", "split24", "fp32", "bf16", "bf16-sr"]
-Moments = Literal["fp32", "bf16", "bf16-sr"]
+Moments = Literal["fp32", "bf16", "bf16-sr", "int8"]
 Rule = Literal["adamw", "adam", "lion", "sgd"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 
@@ -35,9 +35,11 @@ PRESETS: dict[Precision, Formats] = {
     "exact-bf16": Formats("split", "bf16-sr"),
     "bf16": Formats("bf16", "bf16"),
     "bf16-sr": Formats("bf16-sr", "bf16-sr"),
+    "lean": Formats("split", "int8"),
+    "leanest": Formats("split24", "int8"),
 }
 
-RELEASED: frozenset[Precision] = frozenset()
+RELEASED: frozenset[Precision] = frozenset({"leanest"})
 """The presets that release gradients."""
 
 LEARNING_RATES: dict[Rule, float] = {"adamw": 1e-3, "adam": 1e-3, "lion": 1e-4, "sgd": 0.1}
