@@ -3,7 +3,8 @@
 All arms take turns, so that a machine that slows down slows all. A pass is a number of rounds, its
 figure the ratio of the arms' medians; of three passes the best one counts, since whatever else runs
 on the machine only ever takes time away. Peers: torch's fused AdamW on FP32 masters plus the cast
-to BF16 weights, and DeepSpeedCPUAdam on BF16 weights and states where `deepspeed` is installed.
+to BF16 weights; where installed, DeepSpeedCPUAdam on BF16 weights and states, and the 8-bit AdamW
+of torchao and bitsandbytes.
 
     python benchmarks/step.py [--parameters 67108864] [--rounds 15] [--threads 2]
 
@@ -12,6 +13,7 @@ native backend differs from the reference.
 """
 
 import argparse
+import importlib
 import statistics
 import subprocess
 import sys
@@ -35,15 +37,18 @@ COMBINATIONS = {
     "split + fp32": ("split", "fp32"),
     "split + bf16": ("split", "bf16"),
     "split + bf16-sr": ("split", "bf16-sr"),
+    "split + int8": ("split", "int8"),
     "bf16 + bf16": ("bf16", "bf16"),
 }
 BARS = {
     (TORCH, "split + fp32"): 0.70,
     (TORCH, "split + bf16"): 0.75,
     (TORCH, "split + bf16-sr"): 0.90,
+    (TORCH, "split + int8"): 0.95,
     (TORCH, "bf16 + bf16"): 0.70,
     (DEEPSPEED, "bf16 + bf16"): 0.95,
 }
+EIGHT_BIT_BAR = 1 / 20  # to the 8-bit optimizers of others
 STALE_BAR, SMALL_BAR = 1.1, 1.0  # rows without gradient to dense ones; small tensors to torch's
 COMPILE_BAR_S, LOAD_BAR_S, MEMORY_BAR_BYTES = 5.0, 0.05, 1 << 20
 
@@ -63,6 +68,7 @@ def main() -> int:
     check_bits()
     results = [
         *dense(arguments.parameters, arguments.rounds),
+        *eight_bit_peers(arguments.parameters // 64),
         *stale_rows(arguments.parameters // 4, arguments.rounds),
         *small_tensors(arguments.small, arguments.rounds),
         *first_use(),
@@ -87,7 +93,7 @@ def check_bits() -> None:
         ends = []
         for backend in ("native", "reference"):
             torch.manual_seed(0)
-            p = _parameter(10_007)
+            p = _parameter(157, 64)
             opt = AdamW([p], master_weights=master_weights, moments=moments, backend=backend)
             for _ in range(3):
                 p.grad = torch.randn(p.shape).bfloat16()
@@ -99,8 +105,9 @@ def check_bits() -> None:
 
 def dense(parameters: int, rounds: int) -> list[dict[str, Any]]:
     """Time one large parameter under each combination, beside the peers."""
-    arms = {TORCH: torch_arm([(parameters,)]), **deepspeed_arm(parameters)}
-    arms |= {name: _halfword_arm([(parameters,)], name) for name in COMBINATIONS}
+    shape = (parameters // 1024, 1024)
+    arms = {TORCH: torch_arm([shape]), **deepspeed_arm(parameters)}
+    arms |= {name: _halfword_arm([shape], name) for name in COMBINATIONS}
     passes = [measure(arms, rounds) for _ in range(PASSES)]
     rows = [
         _row(f"{name}, ns a parameter", min(p[name] for p in passes) / parameters * 1e9, "ns")
@@ -110,6 +117,29 @@ def dense(parameters: int, rounds: int) -> list[dict[str, Any]]:
         if peer in arms:
             ratios = [p[name] / p[peer] for p in passes]
             rows.append(_row(f"{name} / {peer}", min(ratios), "", bar=bar, passes=ratios))
+    return rows
+
+
+def eight_bit_peers(parameters: int, rounds: int = 3) -> list[dict[str, Any]]:
+    """Time the 8-bit AdamW of others, on fewer parameters since they take long, beside ours."""
+    shape = (parameters // 1024, 1024)
+    arms = {"split + int8": _halfword_arm([shape], "split + int8")}
+    for package, module in (("torchao", "torchao.optim"), ("bitsandbytes", "bitsandbytes.optim")):
+        try:
+            make = importlib.import_module(module).AdamW8bit
+        except ImportError:
+            continue
+        p = _parameter(*shape)
+        p.grad = 1e-3 * torch.randn(p.shape).bfloat16()
+        arms[package] = make([p]).step
+    passes = [measure(arms, rounds) for _ in range(PASSES if len(arms) > 1 else 0)]
+    rows = []
+    for name in list(arms)[1:]:
+        best = min(p[name] for p in passes) / parameters * 1e9
+        rows.append(_row(f"{name}, 8-bit AdamW, ns a parameter", best, "ns"))
+        ratios = [p["split + int8"] / p[name] for p in passes]
+        title = f"split + int8 / {name}, 8-bit AdamW"
+        rows.append(_row(title, min(ratios), "", bar=EIGHT_BIT_BAR, passes=ratios))
     return rows
 
 
@@ -219,8 +249,10 @@ def _halfword_arm(shapes: list[tuple[int, ...]], name: str, stale: float = 0.0) 
         num_stale = int(stale * p.shape[0])
         if num_stale:
             p.grad[:num_stale] = 0
-            for moment in list(opt.state[p].values())[-2:]:
-                moment[:num_stale] = 2.0**-126
+            for key, moment in opt.state[p].items():
+                if key.startswith("exp_avg"):
+                    smallest = 2.0**-122 if key.endswith("_scale") else 2.0**-126
+                    moment[:num_stale] = 1 if key.endswith("_code") else smallest
     return lambda: opt.step()
 
 
