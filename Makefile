@@ -1,4 +1,4 @@
-# make demo   set up, train on real text in four precisions, compare, leave plots in demo/
+# make demo   set up, train on real text in every precision, compare, leave plots in demo/
 # make test   set up, then every check: style, types, tests
 # make bench  speed against named peers; writes benchmarks/results/ (not for noisy machines)
 # make soak   kill and damage at length; writes benchmarks/results/

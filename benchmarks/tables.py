@@ -32,7 +32,7 @@ def read(path: Path) -> Any:
 
 
 def demo(result: dict[str, Any]) -> str:
-    """The comparison of the four presets."""
+    """The comparison of the presets."""
     lines = [
         "| precision | bytes a parameter | mean loss | final loss | evaluation loss | is |",
         "|---|---:|---:|---:|---:|---|",

@@ -116,7 +116,7 @@ def demo(
         Path, typer.Option("--output", "-o", help="folder for the runs and the report")
     ] = Path("demo"),
 ) -> int:
-    """Train under four precisions on text that comes with Python, and compare them."""
+    """Train under every precision on text that comes with Python, and compare them."""
     from halfword.demo import demo
 
     return demo(output, Console())
