@@ -26,6 +26,7 @@ bench: $(VENV)/.train
 	$(BIN)/python benchmarks/train_loop.py
 	$(BIN)/python benchmarks/checkpoint_stall.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/step_memory.py
 
 soak: $(VENV)/.train
 	$(BIN)/python benchmarks/soak.py

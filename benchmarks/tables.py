@@ -110,6 +110,22 @@ def step_cpu(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{note} {_where(result)} `make bench`."])
 
 
+def step_memory(result: dict[str, Any]) -> str:
+    """Bytes of each preset, and the peak of a step beyond them."""
+    lines = [
+        "| preset | weight + master + moments + gradient | held, bytes a parameter | peak beyond |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in result["results"]:
+        peak = row["peak"] / row["num_parameters"]
+        lines.append(
+            f"| `{row['preset']}` | {row['arithmetic']} | {row['held']:.3f} | {peak:.2f} |"
+        )
+    count = result["results"][0]["num_parameters"]
+    where = f"{_where(result)} `benchmarks/step_memory.py`."
+    return "\n".join([*lines, "", f"{count:,} parameters. {where}"])
+
+
 def convergence(results: list[Result]) -> str:
     """The loss of each preset minus that of FP32 masters, with the same seed, by beta2."""
     groups = grouped(results, "beta2")
@@ -204,6 +220,7 @@ BLOCKS: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("docs/cpu-backend.md", "step", "step-cpu.json", step_cpu),
     ("docs/checkpoints.md", "soak", "soak.json", soak),
     ("docs/checkpoints.md", "checkpoint_stall", "checkpoint_stall.json", checkpoint_stall),
+    ("docs/precision.md", "step_memory", "step-memory.json", step_memory),
     ("docs/precision.md", "convergence", "convergence", convergence),
     ("docs/precision.md", "finetuning", "finetuning", finetuning),
 ]
