@@ -18,8 +18,8 @@ from results import RESULTS
 from study import Study, parse, report
 
 # 0.9 million parameters. All dimensions are multiples of 128: int8 moments take whole blocks only.
-# No clipping, which would hide a spike; 256 tokens a step, for the time it takes. The learning rate is
-# one that trains smoothly: at 1e-3 runs that differ by a rounding part by 1.5 % at their first spike.
+# No clipping, which would hide a spike; 256 tokens a step, for the time it takes. The learning rate
+# trains smoothly: at 1e-3 runs that differ by a rounding part by 1.5 % at their first spike.
 SETTINGS = {
     "num_layers": "4",
     "hidden_dim": "128",
