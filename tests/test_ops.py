@@ -21,3 +21,17 @@ def test_where_takes_a_bool_or_a_tensor():
     a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
     assert ops.where(True, a, b) is a
     assert ops.where(a > 1.5, a, b).tolist() == [3.0, 2.0]
+
+
+def test_sqrt_of_a_float_is_in_float64():
+    assert ops.sqrt(2.0) == math.sqrt(2.0)
+
+
+def test_power_multiplies_squares_lowest_bit_first():
+    base = 0.999
+    square = base * base
+    assert ops.power(base, 0) == 1.0
+    assert ops.power(base, 1) == base
+    assert ops.power(base, 7) == (base * square) * (square * square)
+    for exponent in (10, 1000, 100_000):
+        assert math.isclose(ops.power(base, exponent), base**exponent, rel_tol=exponent * 2e-16)

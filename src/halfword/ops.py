@@ -1,15 +1,22 @@
-"""The words a rule may use beyond ``+ - * /``, as torch operations on FP32 tensors.
+"""The words a rule may use beyond ``+ - * /``: on FP32 tensors in its update, on floats in scalars.
 
 Each rounds once, as IEEE 754 asks. A backend re-makes a rule with its own versions of these names,
 so a rule refers to nothing else.
 """
 
+import math
+from typing import overload
+
 import torch
 from torch import Tensor
 
 
-def sqrt(x: Tensor) -> Tensor:
-    """Correctly rounded square root of an FP32 tensor.
+@overload
+def sqrt(x: Tensor) -> Tensor: ...
+@overload
+def sqrt(x: float) -> float: ...
+def sqrt(x: Tensor | float) -> Tensor | float:
+    """Correctly rounded square root of an FP32 tensor, or of a float.
 
     ``torch.sqrt`` on a large CPU tensor is one ulp off for some values (a vector library). The
     detour over float64 rounds twice without harm: 53 bits are at least 2 * 24 + 2 (Figueroa, "When
@@ -18,7 +25,24 @@ def sqrt(x: Tensor) -> Tensor:
     >>> sqrt(torch.tensor([0.25, 2.0]))
     tensor([0.5000, 1.4142])
     """
-    return x.double().sqrt().float()
+    return x.double().sqrt().float() if isinstance(x, Tensor) else math.sqrt(x)
+
+
+def power(base: float, exponent: int) -> float:
+    """Power of a float by multiplications alone: libraries' ``pow`` differ in the last digit.
+
+    The squares of ``base`` for the bits of ``exponent`` are multiplied, lowest bit first.
+
+    >>> power(0.5, 10) == 0.5**10
+    True
+    """
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
 
 
 def where(condition: Tensor | bool, yes: Tensor, no: Tensor) -> Tensor:

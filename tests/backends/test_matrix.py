@@ -219,16 +219,25 @@ def noise_bits(seed, identity, state, step, count):
 # Rules: (x, g, slots, hyper-parameters, step) -> (x, slots), each operation rounded once to FP32.
 
 
+def power(base, exponent):
+    """The squares of ``base`` for the bits of ``exponent``, multiplied lowest first."""
+    result = 1.0
+    for bit in reversed(f"{exponent:b}"):
+        result *= base if bit == "1" else 1.0
+        base *= base
+    return result
+
+
 def adamw(x, g, slots, h, t, coupled=False):
     m, v = slots
     beta1, beta2 = h["betas"]
-    c = math.sqrt(1 - beta2**t)
+    c = math.sqrt(1 - power(beta2, t))
     decay = f32(0 if coupled else h["lr"] * h["weight_decay"])
     if coupled:
         g = g + f32(h["weight_decay"]) * x
     m = m + f32(1 - beta1) * (g - m)
     v = f32(beta2) * v + (f32(1 - beta2) * g) * g
-    alpha = f32(h["lr"] * c / (1 - beta1**t))
+    alpha = f32(h["lr"] * c / (1 - power(beta1, t)))
     x = x - (alpha * (m / (np.sqrt(v) + f32(h["eps"] * c))) + decay * x)
     return x, [m, v]
 

@@ -4,13 +4,12 @@ Bias correction is folded into the step size and epsilon, algebraically as torch
 element costs one square root and one division.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from halfword.ops import sqrt
+from halfword.ops import power, sqrt
 from halfword.rules.rule import Rule, Slot
 
 _MOMENTS = (Slot("exp_avg", signed=True), Slot("exp_avg_sq", signed=False))
@@ -18,8 +17,8 @@ _MOMENTS = (Slot("exp_avg", signed=True), Slot("exp_avg_sq", signed=False))
 
 def _adam_scalars(group: Mapping[str, Any], step: int) -> tuple[float, ...]:
     beta1, beta2 = group["betas"]
-    correction = math.sqrt(1 - beta2**step)
-    alpha = group["lr"] * correction / (1 - beta1**step)
+    correction = sqrt(1 - power(beta2, step))
+    alpha = group["lr"] * correction / (1 - power(beta1, step))
     return alpha, group["eps"] * correction, 1 - beta1, beta2, 1 - beta2
 
 

@@ -24,9 +24,9 @@ def _plain_scalars(group: Mapping[str, Any], step: int) -> tuple[float, ...]:
 
 
 def _momentum_scalars(group: Mapping[str, Any], step: int) -> tuple[float, ...]:
-    first, nesterov = float(step == 1), float(group["nesterov"])
-    momentum, dampening = group["momentum"], group["dampening"]
-    return group["lr"], *_decays(group), momentum, 1 - dampening, first, nesterov
+    first = 2.0 - step  # positive at the first step alone
+    momentum, dampening, nesterov = group["momentum"], group["dampening"], group["nesterov"]
+    return group["lr"], *_decays(group), momentum, 1 - dampening, first, float(nesterov)
 
 
 def _plain(
