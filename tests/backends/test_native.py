@@ -8,27 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from bits import SPECIAL
 from halfword import AdamW, noise
 from halfword.backends import Work, choose, native, reference
 from halfword.formats import FORMATS, Format
-from halfword.rules import RULES
-from halfword.stored import Stored
 from helpers import same
+from works import (
+    GRADIENTS,
+    assert_same_planes,
+    combinations,
+    copies,
+    make_works,
+    name_of_formats,
+)
 
-GROUP = {
-    "lr": 1e-2,
-    "betas": (0.9, 0.95),
-    "eps": 1e-8,
-    "weight_decay": 0.1,
-    "momentum": 0.9,
-    "dampening": 0.5,
-    "nesterov": False,
-    "decoupled_weight_decay": False,
-}
-GRADIENTS = (torch.bfloat16, torch.float32, torch.float16)
-WEIGHTS = [format for format in FORMATS.values() if format.block == 1]
-SLOTS = [format for format in FORMATS.values() if len(format.planes) == 1]
 COUNTS = (0, 1, 7, 255, 256, 257, 3000)
 WHOLE_BLOCKS = (0, 64, 192, 256, 320, 3008)
 
@@ -49,27 +41,9 @@ def without_compiler(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.library.cache_clear()
-    native._say_once.cache_clear()
+    reference.say_once.cache_clear()
     yield
     native.library.cache_clear()
-
-
-def random_bits(dtype: torch.dtype, count: int, generator: torch.Generator) -> Tensor:
-    """Return any patterns of ``dtype``, special values among them."""
-    shape = (count, dtype.itemsize)
-    bits = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    values = bits.view(dtype).view(count)
-    if not dtype.is_floating_point:
-        return values
-    special = SPECIAL.repeat(count // len(SPECIAL) + 1)[:count].to(dtype)
-    return torch.where(torch.rand(count, generator=generator) < 0.3, special, values)
-
-
-def make(format: Format, state: str, count: int, generator: torch.Generator) -> Stored:
-    planes = tuple(
-        random_bits(plane.dtype, count // plane.block, generator) for plane in format.planes
-    )
-    return Stored(format, planes, noise.stream(5, 7, state))
 
 
 def works(
@@ -78,71 +52,13 @@ def works(
     """Return a work of each size and gradient dtype, with any bits in it."""
     if counts is None:
         counts = WHOLE_BLOCKS if any(format.block > 1 for format in slots) else COUNTS
-    generator = torch.Generator().manual_seed(len(rule) + sum(map(ord, weight.name)))
-    made = []
-    for step, (count, dtype) in enumerate(product(counts, GRADIENTS), start=1):
-        scalars = torch.tensor(RULES[rule].scalars(GROUP, step), dtype=torch.float64).float()
-        made.append(
-            Work(
-                rule=RULES[rule],
-                scalars=tuple(scalars.tolist()),
-                weight=make(weight, "weight", count, generator),
-                slots=tuple(
-                    make(format, slot.name, count, generator)
-                    for slot, format in zip(RULES[rule].slots, slots, strict=True)
-                ),
-                gradient=random_bits(dtype, count, generator),
-                gradient_scale=1.0 if step % 2 else -0.25,
-                step=step,
-            )
-        )
-    return made
-
-
-def copies(all_works: list[Work]) -> list[Work]:
-    def copy(stored: Stored) -> Stored:
-        return replace(stored, planes=tuple(plane.clone() for plane in stored.planes))
-
-    return [
-        replace(work, weight=copy(work.weight), slots=tuple(map(copy, work.slots)), kept={})
-        for work in all_works
-    ]
-
-
-def assert_same_planes(one: list[Work], other: list[Work]) -> None:
-    for a, b in zip(one, other, strict=True):
-        for mine, theirs in zip((a.weight, *a.slots), (b.weight, *b.slots), strict=True):
-            for plane, p, q in zip(mine.format.planes, mine.planes, theirs.planes, strict=True):
-                where = f"{plane.name} of {mine.format.name}, {a.gradient.dtype} gradient"
-                assert same(p, q), f"{where}, {a.gradient.numel()} elements"
-
-
-def slot_formats(rule: str) -> list[tuple[Format, ...]]:
-    """Return the choices of formats; 8 bits are beside themselves, or FP32 in its other order."""
-    slots = RULES[rule].slots
-    blocks = [FORMATS["int8" if slot.signed else "uint8"] for slot in slots]
-    in_blocks = product(*((block, FORMATS["fp32"]) for block in blocks))
-    return [*product(SLOTS, repeat=len(slots)), *list(in_blocks)[:-1]]
-
-
-def combinations() -> list[tuple[str, Format, tuple[Format, ...]]]:
-    return [
-        (rule, weight, slots)
-        for rule, weight in product(RULES, WEIGHTS)
-        for slots in slot_formats(rule)
-    ]
-
-
-def _name(part: str | Format | tuple[Format, ...]) -> str:
-    if isinstance(part, tuple):
-        return "+".join(format.name for format in part) or "none"
-    return part if isinstance(part, str) else part.name
+    return make_works(rule, weight, slots, product(counts, GRADIENTS))
 
 
 @pytest.mark.parametrize(
     ("rule", "weight", "slots"),
     combinations(),
-    ids=_name,
+    ids=name_of_formats,
 )
 def test_every_combination_has_the_bits_of_the_reference(rule, weight, slots):
     expected = works(rule, weight, slots)
@@ -279,7 +195,7 @@ class Wrapped(Tensor):
 
 @pytest.mark.parametrize("which", ["transposed", "wrapped", "float64 gradient"])
 def test_what_it_cannot_take_is_left_to_the_reference_and_said_once(which, caplog):
-    native._say_once.cache_clear()
+    reference.say_once.cache_clear()
     expected = [
         replace(
             work,
@@ -331,7 +247,7 @@ def test_without_a_compiler_asking_for_it_by_name_raises(without_compiler):
 
 
 def test_a_format_without_cpp_is_left_to_the_reference(monkeypatch, caplog):
-    native._say_once.cache_clear()
+    reference.say_once.cache_clear()
     library = native.library()
     monkeypatch.setattr(library, "_formats", {})
     monkeypatch.setattr(library, "_missing", {"split": "format 'split' has no C++ header"})

@@ -1,4 +1,4 @@
-"""Works as the words of calls to the native library, kept from one step to the next.
+"""Works of one call of a backend, kept from one step to the next.
 
 A step of many small parameters costs what Python and cold memory cost. So what stays the same of a
 parameter is written down once, and a step looks at all parameters in a few passes that touch only
@@ -7,23 +7,25 @@ their tensors.
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from halfword.backends.pieces import GRADIENTS
 from halfword.backends.work import Work
 
-Places = tuple[int, ...]
-"""Of a rule and of the formats of weight and slots, in the tables of the library."""
+BatchT = TypeVar("BatchT", bound="Batch")
+Key = TypeVar("Key", bound=Hashable)
+
+GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes that a gradient may have, in the order of ``GRADIENTS`` in entry.h."""
 
 
-class Batches:
+class Batches(Generic[BatchT]):
     """A list of works, as calls, and those that no call takes.
 
     Attributes:
@@ -31,17 +33,30 @@ class Batches:
         left: places of other works in the list.
     """
 
-    def __init__(self, works: Sequence[Work], places_of: Callable[[Work], Places | None]) -> None:
+    def __init__(
+        self,
+        works: Sequence[Work],
+        key_of: Callable[[Work], Key | None],
+        make: Callable[[Key, list[int], Sequence[Work]], BatchT],
+    ) -> None:
+        """Put works together.
+
+        Args:
+            works: the list.
+            key_of: gives what the works of a call have in common beside the gradients' dtype; None
+                for one that no call takes.
+            make: makes a call of a key and of the places of its works.
+        """
         self._kept = [work.kept for work in works]
         self.left: list[int] = []
-        alike: dict[tuple[Places, torch.dtype], list[int]] = defaultdict(list)
+        alike: dict[tuple[Key, torch.dtype], list[int]] = defaultdict(list)
         for number, work in enumerate(works):
-            places = places_of(work)
-            if places is None:
+            key = key_of(work)
+            if key is None:
                 self.left.append(number)
             else:
-                alike[places, work.gradient.dtype].append(number)
-        self.batches = [Batch(key[0], numbers, works) for key, numbers in alike.items()]
+                alike[key, work.gradient.dtype].append(number)
+        self.batches = [make(key, numbers, works) for (key, _), numbers in alike.items()]
 
     def fit(self, works: Sequence[Work]) -> bool:
         """Whether these are the same works again, of another step."""
@@ -54,86 +69,77 @@ class Batches:
 
 
 class Batch:
-    """Works of one rule, of the same formats and gradient dtype: a call of the library.
+    """Works of one rule, of the same formats and gradient dtype: a call of a backend.
 
     Attributes:
-        table: the places of rule and formats, the gradient's last.
         planes: all tensors that the call writes.
-        num_works: how many works it takes.
+        rows: 64-bit words of each work in turn, in an order that the backend states; those of a
+            step are filled in as it comes.
     """
 
-    def __init__(self, places: Places, numbers: list[int], works: Sequence[Work]) -> None:
+    def __init__(
+        self, numbers: list[int], works: Sequence[Work], rows: Sequence[Sequence[int]]
+    ) -> None:
         chosen = [works[number] for number in numbers]
-        self._dtype = chosen[0].gradient.dtype
         self._numbers = numbers
+        self._dtype = chosen[0].gradient.dtype
         self._counts = [work.gradient.numel() for work in chosen]
-        self.table = array("q", (*places, GRADIENTS.index(self._dtype)))
-        stored = [(work.weight, *work.slots) for work in chosen]
-        self._parameters = [weight.planes[0] for weight, *_ in stored]
-        planes = [[plane for one in own for plane in one.planes] for own in stored]
-        self.planes = list(chain.from_iterable(planes))
+        self._parameters = [work.weight.planes[0] for work in chosen]
+        self.planes = list(chain.from_iterable(map(planes_of, chosen)))
         self._addresses = array("Q", map(Tensor.data_ptr, self.planes))
-        # In the order that works.h states; zeros are filled in at each step.
-        rows = [
-            (
-                count,
-                work.start,
-                0,
-                0,
-                *(one.stream for one in own),
-                *map(Tensor.data_ptr, written),
-                0,
-            )
-            for count, work, own, written in zip(self._counts, chosen, stored, planes, strict=True)
-        ]
-        self.num_works = len(rows)
+        self.rows = array("Q", chain.from_iterable(rows))
         self._num_words = len(rows[0])
-        self._words = array("Q", chain.from_iterable(rows))
 
     def fits(self, works: Sequence[Work]) -> bool:
         """Whether the tensors are as they were, and the gradients what the call takes."""
-        gradients = [work.gradient for work in self._chosen(works)]
+        gradients = [work.gradient for work in self.chosen(works)]
         return (
             set(map(type, gradients)) <= {Tensor, Parameter}
             and set(map(attrgetter("dtype"), gradients)) == {self._dtype}
             and list(map(Tensor.numel, gradients)) == self._counts
             and all(map(Tensor.is_contiguous, gradients))
-            and all(map(attrgetter("is_cpu"), gradients))
             # ``.data`` changes a tensor under its name.
             and array("Q", map(Tensor.data_ptr, self.planes)) == self._addresses
             and all(map(Tensor.is_contiguous, self._parameters))
         )
 
-    def words(self, works: Sequence[Work]) -> tuple["array[int]", list[Any]]:
-        """Return the call's words for this step, and what they point into."""
-        chosen = self._chosen(works)
-        scale, scalars = None, None
-        addresses, alive = array("Q"), []
-        for work in chosen:
-            # By identity: works of a group share them, and 0.0 and -0.0 differ.
-            if work.scalars is not scalars or work.gradient_scale is not scale:
-                scale, scalars = work.gradient_scale, work.scalars
-                alive.append(array("d", (scale, *scalars)))
-                address = alive[-1].buffer_info()[0]
-            addresses.append(address)
-        words, stride = self._words, self._num_words
-        words[2::stride] = addresses
-        words[3::stride] = array("Q", map(attrgetter("step"), chosen))
-        gradients = list(map(attrgetter("gradient"), chosen))
-        words[stride - 1 :: stride] = array("Q", map(Tensor.data_ptr, gradients))
-        return words, [alive, gradients]
+    def fill(self, word: int, values: "array[int]") -> None:
+        """Write a word of each row, counted from the end where it is negative."""
+        self.rows[word % self._num_words :: self._num_words] = values
 
-    def _chosen(self, works: Sequence[Work]) -> Sequence[Work]:
+    def chosen(self, works: Sequence[Work]) -> Sequence[Work]:
+        """Return the works of this call among those of a step."""
         if len(works) == len(self._numbers):
             return works
         return [works[number] for number in self._numbers]
 
 
-def is_plain(tensor: Tensor, count: int) -> bool:
+def planes_of(work: Work) -> list[Tensor]:
+    """Return the tensors that a work writes, the weight's first."""
+    return [plane for one in (work.weight, *work.slots) for plane in one.planes]
+
+
+def obstacle(work: Work) -> str | None:
+    """Return why a work's tensors cannot be read and written through their addresses, or None."""
+    gradient = work.gradient
+    count, device = gradient.numel(), gradient.device
+    if gradient.dtype not in GRADIENTS or not _is_plain(gradient, count, device):
+        return "a gradient is not contiguous, or of a class or dtype of its own"
+    stored = (work.weight, *work.slots)
+    expected = [plane for one in stored for plane in one.format.planes]
+    if not all(
+        _is_plain(tensor, count // plane.block, device) and tensor.dtype is plane.dtype
+        for plane, tensor in zip(expected, planes_of(work), strict=True)
+    ):
+        return "a parameter is not contiguous, or of a class of its own"
+    return None
+
+
+def _is_plain(tensor: Tensor, count: int, device: torch.device) -> bool:
     """Whether ``count`` elements stand one after the other at the tensor's address."""
     return (
         type(tensor) in (Tensor, Parameter)
         and tensor.numel() == count
         and tensor.is_contiguous()
-        and tensor.is_cpu
+        and tensor.device == device
     )

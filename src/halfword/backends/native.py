@@ -7,34 +7,39 @@ logged once.
 
 import ctypes
 import functools
-import logging
+from array import array
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from halfword.backends import reference
-from halfword.backends.batches import Batch, Batches, Places, is_plain
+from halfword.backends.batches import GRADIENTS, Batch, Batches, obstacle, planes_of
 from halfword.backends.compiling import CompileError, load
-from halfword.backends.pieces import GRADIENTS, HEADERS, Pieces, pieces
+from halfword.backends.pieces import HEADERS, Pieces, pieces
+from halfword.backends.reference import say_once
 from halfword.backends.work import Work
 from halfword.formats import FORMATS
 from halfword.rules import RULES
 
-logger = logging.getLogger(__name__)
+Places = tuple[int, ...]
+"""Of a rule and of the formats of weight and slots, in the tables of the library."""
 
 
 def step(works: Sequence[Work]) -> None:
     """Take every work through decode, rule and encode, those that share formats in one call."""
     native = library()
     if isinstance(native, CompileError):
-        _say_once(str(native))
+        say_once(str(native))
         reference.step(works)
         return
     if not works:
         return
-    batches: Batches | None = works[0].kept.get("native")
+    batches: Batches[Call] | None = works[0].kept.get("native")
     if batches is None or not batches.fit(works):
-        batches = works[0].kept["native"] = Batches(works, native.places)
+        batches = works[0].kept["native"] = Batches(works, native.places, Call)
     for batch in batches.batches:
         native.step(batch, works)
     reference.step([works[number] for number in batches.left])
@@ -69,34 +74,73 @@ class Library:
         self._step.restype = None
         self._openmp = _openmp()
 
-    def step(self, batch: Batch, works: Sequence[Work]) -> None:
-        """Update the works of a batch."""
-        words, _alive = batch.words(works)
+    def step(self, call: "Call", works: Sequence[Work]) -> None:
+        """Update the works of a call."""
+        chosen = call.chosen(works)
+        _alive = call.fill_step(chosen)
         self._step(
-            *(batch.table.buffer_info()[0], words.buffer_info()[0], batch.num_works),
+            *(call.table.buffer_info()[0], call.rows.buffer_info()[0], len(chosen)),
             *(torch.get_num_threads(), *self._openmp),
         )
-        torch.autograd.graph.increment_version(batch.planes)
+        torch.autograd.graph.increment_version(call.planes)
 
     def places(self, work: Work) -> Places | None:
         """Return the places of a work's rule and formats; None where the reference must run."""
-        stored, gradient = (work.weight, *work.slots), work.gradient
-        if not gradient.is_cpu:
+        if not work.gradient.is_cpu:
             return None
-        if gradient.dtype not in GRADIENTS or not is_plain(gradient, gradient.numel()):
-            return _say_once("a gradient is not contiguous, or of a class or dtype of its own")
-        if not all(
-            is_plain(tensor, gradient.numel() // plane.block) and tensor.dtype is plane.dtype
-            for one in stored
-            for plane, tensor in zip(one.format.planes, one.planes, strict=True)
-        ):
-            return _say_once("a parameter is not contiguous, or of a class of its own")
+        if reason := obstacle(work):
+            return say_once(reason)
+        stored = (work.weight, *work.slots)
         try:
             return self._rules[id(work.rule)], *(self._formats[id(one.format)] for one in stored)
         except KeyError:
             names = [work.rule.name, *(one.format.name for one in stored)]
             reasons = [self._missing[name] for name in names if name in self._missing]
-            return _say_once(reasons[0] if reasons else f"one of {', '.join(names)} is not listed")
+            return say_once(reasons[0] if reasons else f"one of {', '.join(names)} is not listed")
+
+
+class Call(Batch):
+    """A batch as words of a call, in the order that works.h states.
+
+    Attributes:
+        table: the places of rule and formats, the gradient's last.
+    """
+
+    def __init__(self, places: Places, numbers: list[int], works: Sequence[Work]) -> None:
+        chosen = [works[number] for number in numbers]
+        # Zeros are filled in at each step.
+        rows = [
+            (
+                *(work.gradient.numel(), work.start, 0, 0),
+                *(one.stream for one in (work.weight, *work.slots)),
+                *map(Tensor.data_ptr, planes_of(work)),
+                0,
+            )
+            for work in chosen
+        ]
+        super().__init__(numbers, works, rows)
+        self.table = array("q", (*places, GRADIENTS.index(chosen[0].gradient.dtype)))
+
+    def fits(self, works: Sequence[Work]) -> bool:
+        """Whether the tensors are as they were, and the gradients what the call takes."""
+        return super().fits(works) and all(map(attrgetter("gradient.is_cpu"), self.chosen(works)))
+
+    def fill_step(self, chosen: Sequence[Work]) -> list[Any]:
+        """Write the words of this step, and return what they point into."""
+        scale, scalars = None, None
+        addresses, alive = array("Q"), []
+        for work in chosen:
+            # By identity: works of a group share them, and 0.0 and -0.0 differ.
+            if work.scalars is not scalars or work.gradient_scale is not scale:
+                scale, scalars = work.gradient_scale, work.scalars
+                alive.append(array("d", (scale, *scalars)))
+                address = alive[-1].buffer_info()[0]
+            addresses.append(address)
+        gradients = list(map(attrgetter("gradient"), chosen))
+        self.fill(2, addresses)
+        self.fill(3, array("Q", map(attrgetter("step"), chosen)))
+        self.fill(-1, array("Q", map(Tensor.data_ptr, gradients)))
+        return [alive, gradients]
 
 
 def _openmp() -> tuple[int | None, int | None]:
@@ -108,8 +152,3 @@ def _openmp() -> tuple[int | None, int | None]:
         return None, None
     parallel, thread_number = (ctypes.cast(entry, ctypes.c_void_p).value for entry in entries)
     return parallel, thread_number
-
-
-@functools.cache
-def _say_once(reason: str) -> None:
-    logger.warning("halfword runs its slower reference backend: %s", reason)

@@ -10,16 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from halfword.backends.tracing import print_rule
 from halfword.formats import FORMATS, Format
 from halfword.rules import RULES
 
 HEADERS = Path(__file__).parent / "cpp"
-
-GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes that a gradient may have, in the order of ``GRADIENTS`` in entry.h."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The reference backend: torch operations on any device. It is the definition of a step's bits."""
 
+import functools
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +10,8 @@ from torch import Tensor
 
 from halfword.backends.work import Work
 from halfword.stored import tiles
+
+logger = logging.getLogger(__name__)
 
 SMALLEST_NORMAL = 2.0**-126
 
@@ -50,6 +54,12 @@ def updates(work: Work) -> Iterator[Update]:
         x, updated = work.rule.update(x, g, tuple(slots), work.scalars)
         after = [x, *map(flush_subnormals, updated)]
         yield Update(work.start + start, grouped, before, after)
+
+
+@functools.cache
+def say_once(reason: str) -> None:
+    """Log why another backend leaves works to this one."""
+    logger.warning("halfword runs its slower reference backend: %s", reason)
 
 
 def flush_subnormals(x: Tensor) -> Tensor:
