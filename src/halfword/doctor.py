@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from halfword.backends import native
+from halfword.backends import native, triton
 from halfword.backends.compiling import CompileError, cache_folder, find, find_compiler
 from halfword.backends.pieces import HEADERS, pieces
 
@@ -37,6 +37,7 @@ def doctor(build: bool = False) -> list[Finding]:
         _compiler(),
         _cache(),
         _native(build),
+        _triton(),
     ]
     missing = pieces().missing.values()
     return findings + [Finding("native backend", False, reason) for reason in missing]
@@ -71,3 +72,8 @@ def _native(build: bool) -> Finding:
     if find_compiler() is None:
         return Finding("native backend", False, "needs a C++ compiler; the reference runs instead")
     return Finding("native backend", True, "C++, to be compiled when first used")
+
+
+def _triton() -> Finding:
+    reason = triton.unavailable()
+    return Finding("triton backend", reason is None, reason or "Triton, compiled when first used")

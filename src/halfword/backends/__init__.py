@@ -2,12 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
-from halfword.backends import native, reference
-from halfword.backends.work import Work
+from halfword.backends import native, reference, triton
+from halfword.backends.work import Clock, Work
 
 BACKENDS: dict[str, Callable[[Sequence[Work]], None]] = {
     "reference": reference.step,
     "native": native.step,
+    "triton": triton.step,
+}
+
+_UNAVAILABLE: dict[str, Callable[[], str | None]] = {
+    "native": native.unavailable,
+    "triton": triton.unavailable,
 }
 
 
@@ -17,9 +23,20 @@ def choose(name: str) -> Callable[[Sequence[Work]], None]:
     Raises:
         ValueError: the backend was asked for by name and does not work on this machine.
     """
-    if name == "native" and (reason := native.unavailable()):
-        raise ValueError(f"backend='native': {reason}; or use backend='auto'")
-    return BACKENDS["native" if name == "auto" else name]
+    if name == "auto":
+        return _by_device
+    if name in _UNAVAILABLE and (reason := _UNAVAILABLE[name]()):
+        raise ValueError(f"backend={name!r}: {reason}; or use backend='auto'")
+    return BACKENDS[name]
 
 
-__all__ = ["BACKENDS", "Work", "choose"]
+def _by_device(works: Sequence[Work]) -> None:
+    """Run works on the CPU in C++, all others in Triton."""
+    on_cpu = [work for work in works if work.gradient.is_cpu]
+    if on_cpu:
+        native.step(on_cpu)
+    if len(on_cpu) < len(works):
+        triton.step([work for work in works if not work.gradient.is_cpu])
+
+
+__all__ = ["BACKENDS", "Clock", "Work", "choose"]

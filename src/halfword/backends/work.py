@@ -1,6 +1,6 @@
 """What every backend takes: the update of one parameter, described whole."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,23 @@ from torch import Tensor
 
 from halfword.rules import Rule
 from halfword.stored import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where a step that may be captured in a graph finds its numbers: on the device, as it runs.
+
+    Attributes:
+        step: the parameter's counter, an FP32 scalar; the step adds one.
+        settings: of the parameter's group; tensors among them are float64 scalars.
+        scale: multiplies the gradient, a number or a float64 scalar.
+        finite: an int32 scalar, 0 where the step is to write nothing; None where it always writes.
+    """
+
+    step: Tensor
+    settings: Mapping[str, Any]
+    scale: float | Tensor
+    finite: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -26,6 +43,7 @@ class Work:
         start: row-major index of the first element in the tensor that the noise is a function of.
         kept: what a backend keeps of the parameter from one step to the next; empty again once a
             plane has become another tensor.
+        clock: takes the place of scalars, scale and step where the device computes them.
     """
 
     rule: Rule
@@ -37,3 +55,4 @@ class Work:
     step: int
     start: int = 0
     kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    clock: Clock | None = None
