@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from halfword import AdamW
-from halfword.clip import clip_coefficient, is_finite, total_norm
+from halfword.clip import clip_coefficient, is_finite, some_not_finite, total_norm
 
 
 def test_norm_is_accumulated_in_float64_over_all_tensors():
@@ -40,6 +40,15 @@ def test_a_senseless_max_norm_is_refused(max_norm):
 def test_finiteness():
     assert is_finite(torch.zeros(0)) and is_finite(torch.ones(70_000))
     assert not is_finite(torch.tensor([1.0, torch.inf])) and not is_finite(torch.tensor(torch.nan))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 1.0])
+def test_one_value_that_is_not_finite_is_found_among_all_gradients(dtype, value):
+    gradients = [torch.full((3, 5), -2.0, dtype=dtype), torch.zeros(0), torch.zeros(7)]
+    gradients[0][1, 2] = value
+    assert some_not_finite(gradients).item() == (value != 1.0)
+    assert not some_not_finite([]).item()
 
 
 def test_clipping_scales_one_step_and_rewrites_no_gradient():

@@ -20,6 +20,7 @@ LAYERS = [
     {"loading"},
     {"member"},
     {"members"},
+    {"capture"},
     {"optimizer"},
     {"algorithms", "masters", "checkpoint", "doctor"},
     {"__init__"},
@@ -28,7 +29,7 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-CORE = set().union(*LAYERS[:12]) - {"errors"}
+CORE = set().union(*LAYERS[:13]) - {"errors"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 

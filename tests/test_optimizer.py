@@ -89,7 +89,7 @@ def test_a_rule_of_one_moment_takes_one_setting():
         ({"eps": -1e-8}, "eps=-1e-08: must be at least 0 and finite"),
         ({"amsgrad": True}, "amsgrad=True: not supported"),
         ({"differentiable": True}, "differentiable=True: not supported"),
-        ({"capturable": True}, "capturable=True: needs a GPU backend"),
+        ({"capturable": True, "backend": "native"}, "capturable=True, backend='native': use"),
         ({"foreach": True, "fused": True}, "at most one of the two may be True"),
         ({"master_weights": "int8"}, "master_weights='int8': use one of 'auto', 'split'"),
         ({"moments": "fp8"}, "moments='fp8': use one of 'fp32', 'bf16', 'bf16-sr'"),

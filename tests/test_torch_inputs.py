@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 
 import halfword
 from halfword import SGD, Adam, AdamW, Lion, fp32_state_dict, load_fp32_state_dict
-from halfword.backends import BACKENDS
+from halfword.backends import BACKENDS, triton
 from halfword.formats import MASTER_WEIGHTS, MOMENTS
 from halfword.rules import RULES
 from helpers import (
@@ -49,7 +49,7 @@ def torch_inputs():
 
 REFUSED = {
     "amsgrad": "amsgrad=True: not supported; AdamW and Adam keep two moments",
-    "capturable": "capturable=True: needs a GPU backend, which this version does not have",
+    "capturable": f"capturable=True: {triton.unavailable()}",
 }
 
 

@@ -60,8 +60,14 @@ class Diagnostics:
 
     @torch.no_grad()
     def watch(self, works: Sequence[Work]) -> None:
-        """Count over works that are about to be done."""
+        """Count over works that are about to be done.
+
+        Raises:
+            ValueError: the numbers of a work are on the device alone.
+        """
         for work in works:
+            if work.clock is not None:
+                raise ValueError("diagnostics: cannot follow a step of capturable=True")
             names = ("weight", *(slot.name for slot in work.rule.slots))
             stored = (work.weight, *work.slots)
             for update in reference.updates(work):

@@ -4,12 +4,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from halfword import noise
 from halfword.rules import Rule
-from halfword.settings import check_group, numbers
+from halfword.settings import check_group, numbers, own_lr
 
 
 def complete_group(
@@ -34,11 +31,7 @@ def complete_group(
             f"on_nonfinite={group['on_nonfinite']!r} in a group: a step is taken as a whole; "
             f"give it to the optimizer, which has {on_nonfinite!r}"
         )
-    if isinstance(group["lr"], Tensor):
-        # Schedulers write into it: groups must not share one, nor round what is written.
-        wide = group["lr"].dtype == torch.float64
-        dtype = torch.float64 if wide else torch.float32
-        group["lr"] = group["lr"].detach().to(dtype, copy=True)
+    group["lr"] = own_lr(group)
     if "param_names" in group:
         names = chain.from_iterable(other["param_names"] for other in earlier)
         group["identities"] = noise.identities_of_names(group["param_names"], names)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from halfword.formats import FORMATS, Format, Plane
 from halfword.formats.rounding import nearest_away
-from halfword.settings import RECEIVER_KEYS, dtype_name
+from halfword.settings import RECEIVER_KEYS, dtype_name, own_lr
 from halfword.stored import (
     Stored,
     adopt,
@@ -138,7 +138,8 @@ def merge_groups(
             raise ValueError(
                 f"group {number}: its saved identities are not those of its parameters"
             )
-        merged.append({**group, **kept})
+        joined = {**group, **kept}
+        merged.append({**joined, "lr": own_lr(joined)})
     return merged
 
 

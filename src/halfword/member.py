@@ -39,6 +39,7 @@ class Member:
         label: what errors call it: its name, or its position over all groups.
         identity: the 64-bit number that its noise depends on.
         rule: the update of its group.
+        is_captured: whether a graph may capture its steps: their numbers are on the device then.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Member:
         check_parameter(self.parameter, self.label)
         self.weight_format = weight_format(group["master_weights"], self.parameter, self.label)
         self.slot_formats = slot_formats(group["moments"], rule, self.parameter.shape)
+        self.is_captured = bool(group.get("capturable"))
         self._stored: tuple[Stored, tuple[Stored, ...]] | None = None
         self._kept: dict[str, Any] = {}
 
@@ -95,14 +97,15 @@ class Member:
                 self.state.clear()
                 self.state.update(self.make_state())
         for key, plane in self.state.items():
-            if key != "step" and plane.device != self.parameter.device:
+            if key != "step" or self.is_captured:
                 self.state[key] = plane.to(self.parameter.device)
         self._stored = self.weight(), self.slots()
 
     @torch.no_grad()
     def make_state(self) -> dict[str, Tensor]:
         """Return the state before the first step: the master weight is what the parameter shows."""
-        state = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
+        device = self.parameter.device if self.is_captured else "cpu"
+        state = {"step": torch.zeros((), dtype=torch.float32, device=device)}
         state |= make_weight(self.weight_format, self.parameter)
         return state | self._make_slots(self.rule.slots)
 

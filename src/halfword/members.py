@@ -50,10 +50,13 @@ def make_members(
 
 
 def make_states(members: Sequence[Member]) -> list[dict[str, Tensor]]:
-    """Return the states of new members; their ``step`` scalars share a storage."""
+    """Return the states of new members; their ``step`` scalars on the CPU share a storage."""
     counters = torch.zeros(len(members), dtype=torch.float32, device="cpu").unbind()
     states = [member.make_state() for member in members]
-    return [state | {"step": counter} for state, counter in zip(states, counters, strict=True)]
+    for member, state, counter in zip(members, states, counters, strict=True):
+        if not member.is_captured:
+            state["step"] = counter
+    return states
 
 
 def report_exceptions(members: Sequence[Member]) -> None:
@@ -204,7 +207,7 @@ def _picture(groups: Groups, rule_of: RuleOf, states: States) -> tuple[list[obje
         (
             group,
             rule_of(group),
-            *map(group.get, ("master_weights", "moments", "seed", "identities")),
+            *map(group.get, ("master_weights", "moments", "seed", "identities", "capturable")),
         )
         for group in groups
     ]

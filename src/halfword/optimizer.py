@@ -11,7 +11,8 @@ from torch._compile import _disable_dynamo
 
 from halfword.accumulate import Accumulation
 from halfword.backends import choose
-from halfword.clip import clip_coefficient, must_skip, total_norm
+from halfword.capture import Pending, decide_skip, norm_of, works_of
+from halfword.clip import clip_coefficient
 from halfword.diagnostics import Diagnostics
 from halfword.groups import complete_group
 from halfword.loading import warn_of_rounding
@@ -29,13 +30,10 @@ class Optimizer(torch.optim.Optimizer):
     States exist from construction, under keys with one dtype and meaning each, which
     docs/optimizers.md lists: ``step``, each slot by its format (``exp_avg``, ``exp_avg_bf16``,
     ``exp_avg_code``), and the planes of the master weight (``remainder``, ``master_weight``).
-
-    Attributes:
-        step_was_skipped: whether the last ``step`` wrote nothing since a gradient was not finite.
     """
 
-    step_was_skipped: bool = False
-    _clip_coefficient: float = 1.0
+    _skipped: bool | Tensor = False
+    _clip_coefficient: float | Tensor = 1.0
     _accumulation: Accumulation | None = None
     _released: Release | None = None
     _diagnostics: Diagnostics | None = None
@@ -43,6 +41,11 @@ class Optimizer(torch.optim.Optimizer):
     def rule(self, group: Mapping[str, Any]) -> Rule:
         """Return the rule that a parameter group is updated by."""
         raise NotImplementedError
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step wrote nothing, a gradient not being finite; may have to wait."""
+        return bool(self._skipped)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with settings of their own, and make their states.
@@ -93,9 +96,8 @@ class Optimizer(torch.optim.Optimizer):
                 for member, _ in pending:
                     release.update(member.parameter)
                 return loss
-            policy = self.defaults["on_nonfinite"]
-            self.step_was_skipped = must_skip(policy, ((m.label, g) for m, g in pending))
-            if not self.step_was_skipped:
+            self._skipped = decide_skip(self.defaults["on_nonfinite"], pending)
+            if isinstance(self._skipped, Tensor) or not self._skipped:
                 self._update(pending, self._clip_coefficient)
         finally:
             self._clip_coefficient = 1.0
@@ -115,14 +117,14 @@ class Optimizer(torch.optim.Optimizer):
             max_norm: the largest norm let through; ``inf`` only measures.
 
         Returns:
-            The norm before clipping, a 0-dim float64 tensor on the CPU.
+            The norm before clipping, 0-dim, float64, on the CPU; where all is ``capturable`` not.
 
         Raises:
             ValueError: gradients are released.
         """
         if self._release():
             raise ValueError(GLOBAL_CLIPPING)
-        norm = total_norm(gradient for _, gradient in self._pending())
+        norm = norm_of(self._pending())
         self._clip_coefficient = clip_coefficient(norm, max_norm)
         return norm
 
@@ -273,10 +275,10 @@ class Optimizer(torch.optim.Optimizer):
                 pending.append((member, gradient))
         return pending
 
-    def _update(self, pending: list[tuple[Member, Tensor]], clip_coefficient: float) -> None:
+    def _update(self, pending: Pending, coefficient: float | Tensor) -> None:
         members = self._kept_members
         members.ensure_states(self.state, [member for member, _ in pending])
-        for backend, works in members.works(pending, clip_coefficient).items():
+        for backend, works in works_of(members, pending, coefficient, self._skipped).items():
             if self._diagnostics is not None:
                 self._diagnostics.watch(works)
             choose(backend)(works)

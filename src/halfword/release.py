@@ -103,12 +103,14 @@ class Release:
         """Return the coefficient for a gradient, whose norm is counted in ``total_norm``."""
         if self.max_norm is None:
             return 1.0
-        norm = total_norm([gradient])
+        norm = total_norm([gradient]).cpu()
         self._squares += norm.item() ** 2
-        return clip_coefficient(norm, self.max_norm)
+        return float(clip_coefficient(norm, self.max_norm))
 
 
-def check_release(on_nonfinite: str, pending_coefficient: float, max_norm: float | None) -> None:
+def check_release(
+    on_nonfinite: str, pending_coefficient: float | Tensor, max_norm: float | None
+) -> None:
     """Raise ValueError for what decides over all gradients at once, and for a negative norm."""
     if on_nonfinite != "propagate":
         raise ValueError(

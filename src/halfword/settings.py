@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfword.backends import BACKENDS
+from halfword.backends import BACKENDS, triton
 from halfword.formats import MASTER_WEIGHTS, MOMENTS, Format, moment_format
 from halfword.rules import Rule
 
@@ -46,6 +46,37 @@ def numbers(group: Mapping[str, Any]) -> dict[str, Any]:
     if "betas" in values:
         values["betas"] = tuple(float(beta) for beta in values["betas"])
     return values
+
+
+def own_lr(group: Mapping[str, Any]) -> Any:
+    """Return a group's learning rate, a tensor as one of its own, where its steps read it.
+
+    Schedulers write into a tensor: groups must not share one, nor round what is written.
+    """
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        return lr
+    captured = group.get("capturable")
+    device = group["params"][0].device if captured else lr.device
+    wide = captured or lr.dtype == torch.float64
+    return lr.detach().to(device, torch.float64 if wide else torch.float32, copy=True)
+
+
+def device_settings(group: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return a group's flags and numbers for steps that read a learning rate on ``device``.
+
+    Raises:
+        ValueError: a tensor of more than one element, or a learning rate that cannot be read there.
+    """
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and (lr.device != device or lr.dtype != torch.float64):
+        raise ValueError(
+            f"lr is a {dtype_name(lr.dtype)} tensor on {lr.device}, capturable=True: it must be "
+            f"float64 on {device}, the device of all parameters of its group"
+        )
+    read = numbers({**group, "lr": 0.0 if isinstance(lr, Tensor) else lr})
+    plain = {name: value for name, value in read.items() if not isinstance(value, list)}
+    return plain | {"lr": lr}
 
 
 def check_group(group: Mapping[str, Any], rule: Rule) -> None:
@@ -140,9 +171,20 @@ def check_supported(group: Mapping[str, Any]) -> None:
     if group.get("differentiable"):
         raise ValueError("differentiable=True: not supported; use torch.optim for it")
     if group.get("capturable"):
-        raise ValueError("capturable=True: needs a GPU backend, which this version does not have")
+        _check_capturable(group)
     if group.get("foreach") and group.get("fused"):
         raise ValueError("foreach=True, fused=True: at most one of the two may be True")
+
+
+def _check_capturable(group: Mapping[str, Any]) -> None:
+    if group["backend"] not in ("auto", "triton"):
+        raise ValueError(
+            f"capturable=True, backend={group['backend']!r}: use 'auto' or 'triton', which can"
+        )
+    if group["on_nonfinite"] == "raise":
+        raise ValueError("on_nonfinite='raise', capturable=True: a graph cannot raise; use 'skip'")
+    if reason := triton.unavailable():
+        raise ValueError(f"capturable=True: {reason}")
 
 
 def _check_range(name: str, value: float, low: float, below: float) -> None:
