@@ -1,5 +1,6 @@
 # make demo   set up, train on real text in every precision, compare, leave plots in demo/
 # make test   set up, then every check: style, types, tests
+# make gpu    tests that need a GPU, and its speed; with a torch that is built for it
 # make bench  speed against named peers; writes benchmarks/results/ (not for noisy machines)
 # make soak   kill and damage at length; writes benchmarks/results/
 # make study  what each precision costs in loss, 40 minutes; stopped, it goes on where it was
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test bench soak study docs clean
+.PHONY: demo test gpu bench soak study docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/halfword demo
@@ -21,6 +22,10 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu"
+
+gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python benchmarks/step_gpu.py
 
 bench: $(VENV)/.train
 	$(BIN)/python benchmarks/train_loop.py
@@ -55,6 +60,6 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/.python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	@echo "Setting up the tools for tests. To download: about 60 MB."
+	@echo "Setting up the tools for tests. To download: about 60 MB, and 200 MB of Triton on Linux."
 	$(PIP) -e '.[train,dev]'
 	@touch $@

@@ -12,9 +12,9 @@ from halfword.train.record import describe, versions
 RESULTS = Path(__file__).parent / "results"
 
 
-def environment() -> dict[str, Any]:
+def environment(on: torch.device | str = "cpu") -> dict[str, Any]:
     """Return versions, device and commit."""
-    device = describe(torch.device("cpu"), torch.get_num_threads())
+    device = describe(torch.device(on), torch.get_num_threads())
     del device["flags"]
     return {"versions": versions(), "device": device, "commit": commit()}
 

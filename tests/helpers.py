@@ -70,7 +70,8 @@ def feed(params: Iterable[torch.nn.Parameter], step: int) -> None:
     """Give each parameter a gradient that depends on the step and on nothing else."""
     generator = torch.Generator().manual_seed(1000 + step)
     for p in params:
-        p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float32).to(p.dtype)
+        gradient = torch.randn(p.shape, generator=generator, dtype=torch.float32)
+        p.grad = gradient.to(p.device, p.dtype)
 
 
 def train(opt: Optimizer, steps: Iterable[int]) -> None:
