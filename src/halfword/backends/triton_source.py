@@ -30,6 +30,8 @@ _GRADIENTS = {
 
 VECTOR_BYTES = 16
 
+_STORED = {torch.float32: "tl.float32", torch.uint8: "tl.uint8"}  # others as signed patterns
+
 
 def print_step(
     rule: Rule, formats: Sequence[Format], gradient: torch.dtype, guarded: bool = False
@@ -90,8 +92,8 @@ class _Pointers:
     full: bool
 
     def made(self) -> Iterator[str]:
-        size, block = self.plane.dtype.itemsize, self.plane.block
-        stored = "tl.float32" if size == 4 else f"tl.int{8 * size}"
+        dtype, block = self.plane.dtype, self.plane.block
+        stored = _STORED.get(dtype, f"tl.int{8 * dtype.itemsize}")
         each = "each" if block == 1 else f"tl.arange(0, TILE // {block})"
         start = "start" if block == 1 else f"start // {block}"
         base = f"tl.load(row + {self.word}).to(tl.pointer_type({stored}))"
