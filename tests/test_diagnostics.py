@@ -76,3 +76,12 @@ def test_released_gradients_are_counted_too():
     with opt.diagnostics() as diagnostics:
         p.float().sum().backward()
     assert diagnostics.stalled == {"bf16": 1.0}
+
+
+def test_a_second_handle_is_refused():
+    p = torch.nn.Parameter(WEIGHT.bfloat16().clone())
+    opt = AdamW([p])
+    with opt.diagnostics():
+        with pytest.raises(ValueError, match="is on already; close its handle first"):
+            opt.diagnostics()
+    opt.diagnostics().close()

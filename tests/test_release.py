@@ -234,3 +234,22 @@ def test_a_new_learning_rate_and_new_data_are_seen_between_passes():
     before = p.detach().clone()
     model(tokens(1)).backward()
     assert torch.equal(p, before) and opt.state[p]["step"] == 2
+
+
+def test_an_optimizer_that_is_let_go_steps_no_more():
+    model, opt = make()
+    opt.release_gradients()
+    before = model.layers[0].weight.detach().clone()
+    del opt
+    gc.collect()
+    model(tokens(0)).backward()
+    assert torch.equal(model.layers[0].weight, before)
+    assert model.layers[0].weight.grad is not None
+
+
+def test_a_pass_that_is_broken_off_leaves_no_norm():
+    model, opt = make()
+    handle = opt.release_gradients(max_norm=float("inf"))
+    model(tokens(0)).backward()
+    opt.zero_grad()
+    assert handle.total_norm() == 0

@@ -1,5 +1,6 @@
 """Stalled updates: where an FP32 value would have changed, and what is stored did not."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,10 +54,10 @@ class Diagnostics:
 
     @property
     def stalled_share(self) -> float:
-        """Share of stalled elements over all weights."""
+        """Share of stalled elements over all weights; NaN where no step was taken."""
         counts = [count for (state, _), count in self.counts.items() if state == "weight"]
         elements = sum(count.elements for count in counts)
-        return sum(count.stalled for count in counts) / max(1, elements)
+        return sum(count.stalled for count in counts) / elements if elements else math.nan
 
     @torch.no_grad()
     def watch(self, works: Sequence[Work]) -> None:

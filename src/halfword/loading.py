@@ -238,6 +238,8 @@ def _saved_slot(saved: Mapping[str, Any], slot: str, like: Tensor, label: str) -
             _shaped(saved[key], like, key, label, plane)
             for key, plane in zip(keys, format.planes, strict=True)
         )
+        if format.block > 1 and planes[1].dtype != format.planes[1].dtype:
+            raise _wrong_dtype(planes[1], format.planes[1].dtype, keys[1], label)
         if keys == [slot]:
             format = _plain(planes[0], slot, label)
         return Stored(format, planes)

@@ -16,7 +16,13 @@ from halfword.formats.block8 import BLOCK, SMALLEST
 from halfword.loading import Plan, merge_groups
 from halfword.member import Member, round_to_fp32
 from halfword.rules import Rule
-from halfword.settings import check_group, check_supported, moment_settings, numbers
+from halfword.settings import (
+    check_backend,
+    check_group,
+    check_supported,
+    moment_settings,
+    numbers,
+)
 
 Groups = Sequence[Mapping[str, Any]]
 States = Mapping[Tensor, dict[str, Any]]
@@ -120,7 +126,7 @@ class Members:
         self._members: list[Member] = []
         self._by_parameter: dict[Tensor, Member] = {}
         self._picture: tuple[list[object], list[object]] = [], []
-        self._counters: list[Tensor] | None = None
+        self._counters: _Counters | None = None
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members)
@@ -137,8 +143,18 @@ class Members:
             self._members = list(make_members(groups, rule_of, states))
             self._by_parameter = {member.parameter: member for member in self._members}
             self._picture = picture
-            self._counters = _joined([member.state.get("step") for member in self._members])
+            self._counters = _joined(self._members)
         return self
+
+    @staticmethod
+    def with_own_counters(states: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return states whose ``step`` has its own storage, for pickle writes a storage whole."""
+        return {
+            key: {**state, "step": state["step"].clone()}
+            if isinstance(state, dict) and isinstance(state.get("step"), Tensor)
+            else state
+            for key, state in states.items()
+        }
 
     def find(self, parameter: Tensor) -> Member:
         """Return the member that holds a parameter.
@@ -162,7 +178,7 @@ class Members:
             member.ensure_state()
             states[member.parameter] = member.state
         if new:
-            self._counters = _joined([member.state.get("step") for member in self._members])
+            self._counters = _joined(self._members)
 
     def works(
         self, pending: Sequence[tuple[Member, Tensor]], clip_coefficient: float
@@ -173,15 +189,19 @@ class Members:
             pending: some of the members or all, in their order, each with its gradient.
             clip_coefficient: multiplies every gradient.
         """
+        for changed in {id(member.group): member.group for member, _ in pending}.values():
+            check_backend(changed)  # before anything is counted
+            check_supported(changed)
+            numbers(changed)
         works: dict[str, list[Work]] = defaultdict(list)
         shared: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
-        group, before = None, 0
+        group: Mapping[str, Any] | None = None
+        before = 0
         steps = self._count_steps([member for member, _ in pending])
         for (member, gradient), step in zip(pending, steps, strict=True):
             if member.group is not group or step != before:
                 group, before = member.group, step
                 if (id(group), step) not in shared:
-                    check_supported(group)  # it may have been changed since construction
                     scale = -clip_coefficient if group["maximize"] else clip_coefficient
                     shared[id(group), step] = round_to_fp32(scale), member.scalars(step)
                 scale, scalars = shared[id(group), step]
@@ -191,13 +211,27 @@ class Members:
 
     def _count_steps(self, chosen: Sequence[Member]) -> list[int]:
         """Add one to the step of each member, and return what they are now."""
-        if self._counters is not None and len(chosen) == len(self._members):
-            torch._foreach_add_(self._counters, 1)
-            return [int(number) for joined in self._counters for number in joined.tolist()]
+        counters = self._counters
+        if counters is not None and len(chosen) == len(self._members) and counters.are_current():
+            torch._foreach_add_(counters.joined, 1)
+            return [int(number) for joined in counters.joined for number in joined.tolist()]
         steps = [member.state["step"] for member in chosen]
         for step in steps:
             step += 1
         return list(map(int, map(Tensor.item, steps)))
+
+
+class _Counters:
+    """``step`` states as vectors over what stands side by side in memory."""
+
+    def __init__(self, steps: list[Tensor], joined: list[Tensor]) -> None:
+        self.joined = joined
+        self._steps = steps
+        self._addresses = list(map(Tensor.data_ptr, steps))
+
+    def are_current(self) -> bool:
+        """Whether the states are where they were: ``.data`` changes a tensor under its name."""
+        return list(map(Tensor.data_ptr, self._steps)) == self._addresses
 
 
 def _picture(groups: Groups, rule_of: RuleOf, states: States) -> tuple[list[object], list[object]]:
@@ -216,22 +250,30 @@ def _picture(groups: Groups, rule_of: RuleOf, states: States) -> tuple[list[obje
         *parameters,
         *map(attrgetter("dtype"), parameters),
         *states.values(),
-        *chain.from_iterable(state.values() for state in states.values()),
     ]
-    return identical, list(map(attrgetter("device"), parameters))
+    for state in states.values():
+        if isinstance(state, dict):  # users may keep something of their own there
+            identical += state
+            identical += state.values()
+    identities = [list(group["identities"]) for group in groups]
+    shapes, devices = attrgetter("shape"), attrgetter("device")
+    return identical, [*identities, *map(shapes, parameters), *map(devices, parameters)]
 
 
-def _joined(counters: list[Tensor | None]) -> list[Tensor] | None:
-    """Return scalars as vectors over what stands side by side in memory; None if one is missing."""
+def _joined(members: Sequence[Member]) -> _Counters | None:
+    """Return the counters of members, or None if one is missing or not FP32."""
+    steps: list[Tensor] = []
     runs: list[list[Tensor]] = []
-    for counter in counters:
-        if counter is None or counter.dtype != torch.float32:
+    for member in members:
+        step = member.state.get("step")
+        if not isinstance(step, Tensor) or step.dtype != torch.float32:
             return None
-        if runs and _stands_after(runs[-1][-1], counter):
-            runs[-1].append(counter)
+        if runs and _stands_after(runs[-1][-1], step):
+            runs[-1].append(step)
         else:
-            runs.append([counter])
-    return [run[0].as_strided((len(run),), (1,)) for run in runs]
+            runs.append([step])
+        steps.append(step)
+    return _Counters(steps, [run[0].as_strided((len(run),), (1,)) for run in runs])
 
 
 def _stands_after(first: Tensor, second: Tensor) -> bool:

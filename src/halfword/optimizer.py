@@ -42,6 +42,10 @@ class Optimizer(torch.optim.Optimizer):
         """Return the rule that a parameter group is updated by."""
         raise NotImplementedError
 
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return state | {"state": Members.with_own_counters(state["state"])}
+
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last step wrote nothing, a gradient not being finite; may have to wait."""
@@ -94,7 +98,7 @@ class Optimizer(torch.optim.Optimizer):
             pending = self._pending()
             if release := self._release():
                 for member, _ in pending:
-                    release.update(member.parameter)
+                    release.update(member.parameter, is_fresh=True)
                 return loss
             self._skipped = decide_skip(self.defaults["on_nonfinite"], pending)
             if isinstance(self._skipped, Tensor) or not self._skipped:
@@ -109,6 +113,8 @@ class Optimizer(torch.optim.Optimizer):
         self._clip_coefficient = 1.0
         if self._accumulation is not None:
             self._accumulation.clear()
+        if self._released is not None:
+            self._released.total_norm()  # of a pass that was broken off
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Make the next step clip its gradients to a global 2-norm; no gradient is rewritten.
@@ -131,13 +137,10 @@ class Optimizer(torch.optim.Optimizer):
     def accumulate_in_fp32(self) -> Accumulation:
         """Add up gradients of several backward passes in FP32 until ``zero_grad``.
 
-        Returns:
-            A handle whose ``close()`` ends it. 4 bytes a parameter while gradients are held.
+        Returns a handle whose ``close()`` ends it. 4 bytes a parameter while gradients are held.
         """
         if self._accumulation is None or self._accumulation.closed:
-            self._accumulation = Accumulation(
-                chain.from_iterable(group["params"] for group in self.param_groups)
-            )
+            self._accumulation = Accumulation(self.parameters())
         return self._accumulation
 
     def release_gradients(self, max_norm: float | None = None) -> Release:
@@ -155,19 +158,18 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ValueError: a policy or a pending clipping that decides over all gradients at once.
         """
-        check_release(self.defaults["on_nonfinite"], self._clip_coefficient, max_norm)
-        if self._release():
-            raise ValueError("release_gradients: is on already; close its handle first")
-        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        self._released = Release(parameters, self._update_one, max_norm)
+        policy = self.defaults["on_nonfinite"]
+        check_release(self._release(), policy, self._clip_coefficient, max_norm)
+        self._released = Release(self.parameters(), self._update_one, max_norm)
         return self._released
 
     def diagnostics(self) -> Diagnostics:
-        """Count stalled updates in every step until the returned handle is closed.
+        """Count stalled updates in every step until the returned handle, a context, is closed.
 
-        Returns:
-            A handle, also a context manager; ``stalled`` is the share by weight format.
+        Raises ValueError where another handle is open.
         """
+        if self._diagnostics is not None:
+            raise ValueError("diagnostics: is on already; close its handle first")
         self._diagnostics = Diagnostics(partial(setattr, self, "_diagnostics", None))
         return self._diagnostics
 
@@ -177,11 +179,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def master_weight(self, parameter: Tensor) -> Tensor:
-        """Return the master weight of a parameter, FP32, of its shape.
-
-        Raises:
-            ValueError: this optimizer does not hold the parameter.
-        """
+        """Return the master weight of a parameter, FP32, of its shape; ValueError: none held."""
         return decode_all(self._member(parameter).weight())
 
     @torch.no_grad()
@@ -219,9 +217,8 @@ class Optimizer(torch.optim.Optimizer):
         """Restore states, hyper-parameters, seed and identities; formats stay this optimizer's.
 
         Load the model first: a remainder means nothing without the weight that it belongs to.
-        States of the same format are copied bit for bit. Others are converted where the format here
-        holds every value of the saved one (fp32 and split either way, split24 to split, BF16 to
-        anything wider, int8 to fp32). A state dict of its ``torch.optim`` namesake loads too.
+        States of the same format are copied bit for bit, others converted where the format here
+        holds every value of the saved one. A state dict of its ``torch.optim`` namesake loads too.
 
         Args:
             state_dict: from ``state_dict()`` of this class or of its ``torch.optim`` namesake.
@@ -287,13 +284,13 @@ class Optimizer(torch.optim.Optimizer):
         return None if self._released is None or self._released.closed else self._released
 
     @torch.no_grad()
-    def _update_one(self, parameter: Tensor, release: Release) -> None:
+    def _update_one(self, parameter: Tensor, release: Release, is_fresh: bool) -> None:
         """Update a parameter if it has a gradient, and free that."""
         if self._accumulation is not None and not self._accumulation.closed:
             self._accumulation.collect(parameter)
         gradient = self._gradient(parameter)
         if gradient is not None:
-            members = self._kept_members if release.is_same_pass() else self._members()
+            members = self._kept_members if is_fresh else self._members()
             self._update([(members.find(parameter), gradient)], release.clip(gradient))
             parameter.grad = None
             if self._accumulation is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
@@ -31,7 +32,7 @@ class Release:
     def __init__(
         self,
         parameters: Iterable[Tensor],
-        update: Callable[[Tensor, "Release"], None],
+        update: Callable[[Tensor, "Release", bool], None],
         max_norm: float | None,
     ) -> None:
         self.max_norm = max_norm
@@ -45,10 +46,18 @@ class Release:
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Release the gradients of these parameters too, of frozen ones once they are not."""
+        # Parameters outlive optimizers: one that is let go must not go on stepping.
+        handle = weakref.ref(self)
+
+        def arrived(parameter: Tensor) -> None:
+            release = handle()
+            if release is not None and not release._held:
+                release.update(parameter, is_fresh=release._is_same_pass())
+
         for parameter in parameters:
             frozen = not parameter.requires_grad
             parameter.requires_grad_(True)  # torch registers no hook on a frozen tensor
-            hook = parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
             parameter.requires_grad_(not frozen)
 
@@ -64,11 +73,16 @@ class Release:
         finally:
             self._held = before
 
-    def update(self, parameter: Tensor) -> None:
-        """Update a parameter that has a gradient, now, and free the gradient."""
-        self._update(parameter, self)
+    def update(self, parameter: Tensor, *, is_fresh: bool) -> None:
+        """Update a parameter that has a gradient, now, and free the gradient.
 
-    def is_same_pass(self) -> bool:
+        Args:
+            parameter: of the optimizer.
+            is_fresh: whether the optimizer has looked since whatever may have changed.
+        """
+        self._update(parameter, self, is_fresh)
+
+    def _is_same_pass(self) -> bool:
         """Whether the backward pass that runs is the one of the last call."""
         before, self._pass = self._pass, torch._C._current_graph_task_id()
         return before == self._pass != -1
@@ -95,10 +109,6 @@ class Release:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _arrived(self, parameter: Tensor) -> None:
-        if not self._held:
-            self.update(parameter)
-
     def clip(self, gradient: Tensor) -> float:
         """Return the coefficient for a gradient, whose norm is counted in ``total_norm``."""
         if self.max_norm is None:
@@ -109,9 +119,14 @@ class Release:
 
 
 def check_release(
-    on_nonfinite: str, pending_coefficient: float | Tensor, max_norm: float | None
+    open_one: Release | None,
+    on_nonfinite: str,
+    pending_coefficient: float | Tensor,
+    max_norm: float | None,
 ) -> None:
     """Raise ValueError for what decides over all gradients at once, and for a negative norm."""
+    if open_one is not None:
+        raise ValueError("release_gradients: is on already; close its handle first")
     if on_nonfinite != "propagate":
         raise ValueError(
             f"on_nonfinite={on_nonfinite!r}: needs all gradients, which are released one by one; "

@@ -96,7 +96,7 @@ def check_group(group: Mapping[str, Any], rule: Rule) -> None:
         raise ValueError(f"seed={group['seed']!r}: must be an integer")
     check_supported(group)
     _check_choice("on_nonfinite", group["on_nonfinite"], ON_NONFINITE)
-    _check_choice("backend", group["backend"], ("auto", *BACKENDS))
+    check_backend(group)
     _check_choice("master_weights", group["master_weights"], MASTER_WEIGHTS[torch.bfloat16])
     moment_settings(group["moments"], rule)
 
@@ -162,6 +162,11 @@ def moment_settings(setting: str | tuple[str, ...], rule: Rule) -> tuple[str, ..
 def dtype_name(dtype: torch.dtype) -> str:
     """Return a dtype's name without its module: ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
+
+
+def check_backend(group: Mapping[str, Any]) -> None:
+    """Raise ValueError where a group asks for a backend that there is not."""
+    _check_choice("backend", group["backend"], ("auto", *BACKENDS))
 
 
 def check_supported(group: Mapping[str, Any]) -> None:

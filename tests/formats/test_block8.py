@@ -359,3 +359,14 @@ def test_equal_formats_are_copied_bit_for_bit_and_damaged_ones_refused():
     message = r"parameter 0: saved exp_avg_scale has shape \(64, 2\), must be \(64, 1\)"
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_scale_of_another_dtype_is_refused_before_anything_is_written(dtype):
+    p = torch.nn.Parameter(torch.randn(64, 64).bfloat16())
+    opt = AdamW([p], moments="int8")
+    saved = opt.state_dict()
+    saved["state"][0]["exp_avg_sq_scale"] = saved["state"][0]["exp_avg_sq_scale"].to(dtype)
+    for moments in ("int8", "fp32"):
+        with pytest.raises(ValueError, match="saved exp_avg_sq_scale is"):
+            AdamW([p], moments=moments).load_state_dict(saved)

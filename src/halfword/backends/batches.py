@@ -84,9 +84,10 @@ class Batch:
         self._numbers = numbers
         self._dtype = chosen[0].gradient.dtype
         self._counts = [work.gradient.numel() for work in chosen]
-        self._parameters = [work.weight.planes[0] for work in chosen]
         self.planes = list(chain.from_iterable(map(planes_of, chosen)))
         self._addresses = array("Q", map(Tensor.data_ptr, self.planes))
+        self._sizes = list(map(Tensor.numel, self.planes))
+        self._dtypes = list(map(attrgetter("dtype"), self.planes))
         self.rows = array("Q", chain.from_iterable(rows))
         self._num_words = len(rows[0])
 
@@ -98,9 +99,11 @@ class Batch:
             and set(map(attrgetter("dtype"), gradients)) == {self._dtype}
             and list(map(Tensor.numel, gradients)) == self._counts
             and all(map(Tensor.is_contiguous, gradients))
-            # ``.data`` changes a tensor under its name.
+            # ``.data`` and in-place views change a tensor under its name.
             and array("Q", map(Tensor.data_ptr, self.planes)) == self._addresses
-            and all(map(Tensor.is_contiguous, self._parameters))
+            and list(map(Tensor.numel, self.planes)) == self._sizes
+            and list(map(attrgetter("dtype"), self.planes)) == self._dtypes
+            and all(map(Tensor.is_contiguous, self.planes))
         )
 
     def fill(self, word: int, values: "array[int]") -> None:
@@ -140,6 +143,7 @@ def _is_plain(tensor: Tensor, count: int, device: torch.device) -> bool:
     return (
         type(tensor) in (Tensor, Parameter)
         and tensor.numel() == count
+        and (tensor.data_ptr() != 0 or count == 0)  # its storage may have been freed in place
         and tensor.is_contiguous()
         and tensor.device == device
     )

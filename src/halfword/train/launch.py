@@ -14,7 +14,7 @@ from halfword.train.training import is_available
 FREE = PLACES | {
     *("precision", "master_weights", "moments", "num_steps", "device", "threads"),
     *("data", "dataset", "eval_data", "init", "activation_checkpointing", "warmup_steps"),
-    *("release_gradients", "stall_steps"),
+    "stall_steps",
     *("eval_steps", "save_steps", "keep_checkpoints", "keep_every", "log_interval"),
 }
 

@@ -122,6 +122,7 @@ def _read_rows(file: Path, steps: int) -> list[Row]:
     try:
         with file.open(newline="", encoding="utf-8") as lines:
             table = [line for _, line in zip(range(steps), csv.DictReader(lines), strict=False)]
+        table = [{"stalled": "nan"} | line for line in table]  # a column that once was not there
         rows = [Row(**{name: kinds[name](line[name]) for name in Row._fields}) for line in table]
     except (OSError, KeyError, TypeError, ValueError):
         fix = "is missing or damaged; it holds the steps before the checkpoint"
