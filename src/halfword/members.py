@@ -125,6 +125,7 @@ class Members:
     def __init__(self) -> None:
         self._members: list[Member] = []
         self._by_parameter: dict[Tensor, Member] = {}
+        self._groups: Groups = []
         self._picture: tuple[list[object], list[object]] = [], []
         self._counters: _Counters | None = None
 
@@ -133,6 +134,7 @@ class Members:
 
     def refreshed(self, groups: Groups, rule_of: RuleOf, states: States) -> Self:
         """Return the members of ``groups``: made anew if anything was changed."""
+        self._groups = groups
         identical, equal = picture = _picture(groups, rule_of, states)
         before, equal_before = self._picture
         if (
@@ -189,7 +191,7 @@ class Members:
             pending: some of the members or all, in their order, each with its gradient.
             clip_coefficient: multiplies every gradient.
         """
-        for changed in {id(member.group): member.group for member, _ in pending}.values():
+        for changed in self._groups:
             check_backend(changed)  # before anything is counted
             check_supported(changed)
             numbers(changed)
@@ -251,13 +253,11 @@ def _picture(groups: Groups, rule_of: RuleOf, states: States) -> tuple[list[obje
         *map(attrgetter("dtype"), parameters),
         *states.values(),
     ]
-    for state in states.values():
-        if isinstance(state, dict):  # users may keep something of their own there
-            identical += state
-            identical += state.values()
+    own = [state for state in states.values() if isinstance(state, dict)]  # users may add others
+    identical += chain.from_iterable(own)
+    identical += chain.from_iterable(state.values() for state in own)
     identities = [list(group["identities"]) for group in groups]
-    shapes, devices = attrgetter("shape"), attrgetter("device")
-    return identical, [*identities, *map(shapes, parameters), *map(devices, parameters)]
+    return identical, [*identities, *map(attrgetter("device"), parameters)]
 
 
 def _joined(members: Sequence[Member]) -> _Counters | None:

@@ -86,8 +86,7 @@ class Batch:
         self._counts = [work.gradient.numel() for work in chosen]
         self.planes = list(chain.from_iterable(map(planes_of, chosen)))
         self._addresses = array("Q", map(Tensor.data_ptr, self.planes))
-        self._sizes = list(map(Tensor.numel, self.planes))
-        self._dtypes = list(map(attrgetter("dtype"), self.planes))
+        self._sizes = list(map(attrgetter("nbytes"), self.planes))
         self.rows = array("Q", chain.from_iterable(rows))
         self._num_words = len(rows[0])
 
@@ -101,8 +100,7 @@ class Batch:
             and all(map(Tensor.is_contiguous, gradients))
             # ``.data`` and in-place views change a tensor under its name.
             and array("Q", map(Tensor.data_ptr, self.planes)) == self._addresses
-            and list(map(Tensor.numel, self.planes)) == self._sizes
-            and list(map(attrgetter("dtype"), self.planes)) == self._dtypes
+            and list(map(attrgetter("nbytes"), self.planes)) == self._sizes
             and all(map(Tensor.is_contiguous, self.planes))
         )
 
