@@ -74,7 +74,7 @@ def main() -> int:
         *first_use(),
         extra_memory(arguments.parameters // 4),
     ]
-    settings = {key: str(value) for key, value in vars(arguments).items()}
+    settings = {key: str(value) for key, value in vars(arguments).items() if key != "output"}
     settings["compiler"] = _compiler_version()
     write(
         arguments.output,
