@@ -13,7 +13,8 @@ import tomli_w
 
 import halfword
 from halfword.cli import main
-from halfword.train.config import TrainConfig, load_config
+from halfword.train.config import TrainConfig
+from halfword.train.reading import load_config
 
 TINY = (
     "--num_layers 1 --hidden-dim 16 --num_heads 2 --seq-length 8 --batch_size 2 "

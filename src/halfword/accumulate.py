@@ -1,6 +1,6 @@
 """FP32 gradient accumulation for parameters whose gradients arrive in BF16."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -13,10 +13,16 @@ class Accumulation:
     A hook adds each gradient to a buffer of the parameter's shape when autograd has finished it,
     and frees it: 4 bytes a parameter while accumulating, whatever the preset. ``Tensor.grad_dtype``
     is not used for this: DistributedDataParallel refuses it and FSDP2 drops it.
+
+    Attributes:
+        buffers: the sums so far, by parameter.
+        sums: gradients in FP32 that whoever reduces them over ranks had before rounding, put there
+            by parameter before the hook is called, and taken for ``.grad``.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.buffers: dict[Tensor, Tensor] = {}
+        self.sums: dict[Tensor, Tensor] = {}
         self.closed = False
         self._hooks: list[RemovableHandle] = []
         self.watch(parameters)
@@ -24,21 +30,18 @@ class Accumulation:
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Accumulate the gradients of these parameters too, of frozen ones once they are not."""
         for parameter in parameters:
-            frozen = not parameter.requires_grad
-            parameter.requires_grad_(True)  # torch registers no hook on a frozen tensor
-            hook = parameter.register_post_accumulate_grad_hook(self.collect)  # type: ignore[no-untyped-call]
-            self._hooks.append(hook)
-            parameter.requires_grad_(not frozen)
+            self._hooks.append(watch(parameter, self.collect))
 
     @torch.no_grad()
     def collect(self, parameter: Tensor) -> None:
         """Add a parameter's gradient to its buffer, if there is one, and free it."""
         if parameter.grad is None:
             return
+        gradient = self.sums.pop(parameter, parameter.grad)
         if parameter in self.buffers:
-            self.buffers[parameter] += parameter.grad  # widened to FP32 element by element
+            self.buffers[parameter] += gradient  # widened to FP32 element by element
         else:
-            self.buffers[parameter] = parameter.grad.float()
+            self.buffers[parameter] = gradient.to(torch.float32, copy=True)
         parameter.grad = None
 
     def clear(self) -> None:
@@ -52,3 +55,12 @@ class Accumulation:
             hook.remove()
         self._hooks.clear()
         self.clear()
+
+
+def watch(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call a hook with a parameter whenever it has got a gradient, also if it is frozen for now."""
+    frozen = not parameter.requires_grad
+    parameter.requires_grad_(True)  # torch registers no hook on a frozen tensor
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(not frozen)
+    return handle

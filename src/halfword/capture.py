@@ -3,16 +3,19 @@
 Nothing here reads a number from the device.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from halfword.backends import Clock, Work
-from halfword.clip import must_skip, some_not_finite, total_norm
+from halfword.clip import deciding_groups, must_skip, over_ranks, some_not_finite, total_norm
 from halfword.member import Member
 from halfword.members import Members
 from halfword.settings import check_supported, device_settings
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Pending = Sequence[tuple[Member, Tensor]]
 
@@ -22,17 +25,29 @@ def is_captured(pending: Pending) -> bool:
     return bool(pending) and all(member.is_captured for member, _ in pending)
 
 
-def norm_of(pending: Pending) -> Tensor:
+def norm_of(
+    pending: Pending, parameters: Iterable[Tensor], process_group: "ProcessGroup | None"
+) -> Tensor:
     """Return the 2-norm over all gradients: on the CPU, or on the device where all are captured."""
-    norm = total_norm(gradient for _, gradient in pending)
+    norm = total_norm((gradient for _, gradient in pending), parameters, process_group)
     return norm if is_captured(pending) else norm.cpu()
 
 
-def decide_skip(on_nonfinite: str, pending: Pending) -> bool | Tensor:
+def decide_skip(
+    on_nonfinite: str,
+    pending: Pending,
+    members: Iterable[Member],
+    process_group: "ProcessGroup | None",
+) -> bool | Tensor:
     """Decide whether a step is skipped, see ``must_skip``; on the device where all are captured."""
+    if on_nonfinite == "propagate":
+        return False
+    groups = deciding_groups((member.parameter for member in members), process_group)
     if on_nonfinite == "skip" and is_captured(pending):
-        return some_not_finite(gradient for _, gradient in pending)
-    return must_skip(on_nonfinite, [(member.label, gradient) for member, gradient in pending])
+        found = some_not_finite(gradient for _, gradient in pending)
+        return over_ranks(found.int(), "MAX", groups).bool()
+    gradients = [(member.label, gradient) for member, gradient in pending]
+    return must_skip(on_nonfinite, gradients, groups)
 
 
 def works_of(

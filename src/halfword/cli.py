@@ -22,6 +22,8 @@ NONFINITE = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
+ALIASES = {"run": ["--run_dir"]}  # torchrun takes --run for an abbreviation of its own --run-path
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (by default the process's own) and return its exit code."""
@@ -54,14 +56,24 @@ def train(
     from halfword.checkpoint import CheckpointError
     from halfword.train.launch import configure
     from halfword.train.loop import Stopped, run
+    from halfword.train.world import TIMEOUT_S, World
 
     given = {name: value for name, value in flags.items() if value is not None}
+    world = World.join(given.get("timeout", TIMEOUT_S))
     try:
-        run(configure(config, given), Console())
+        settings = world.publish("settings", lambda: configure(config, given).model_dump_json())
+        console = Console(quiet=not world.is_first)
+        run(TrainConfig.model_validate_json(settings), console, world)
+        world.leave()
     except Stopped as stopped:
+        world.leave()
         return stopped.exit_code
-    except CheckpointError as error:  # a full disk; the earlier checkpoints are whole
-        return _fail("halfword train", str(error), FAILURE)
+    except (Exception, KeyboardInterrupt) as error:
+        if world.size > 1:
+            world.end(error)
+        if isinstance(error, CheckpointError):  # a full disk; the earlier checkpoints are whole
+            return _fail("halfword train", str(error), FAILURE)
+        raise
     return 0
 
 
@@ -174,11 +186,11 @@ def _option(name: str, field: FieldInfo) -> Any:
     metavar = None
     if get_origin(kind) is Literal:  # pydantic checks the choice, for flags and files alike
         kind, metavar = str, "|".join(get_args(kind))
-    spelling = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
+    spellings = [f"--{name}/--no-{name}" if kind is bool else f"--{name}", *ALIASES.get(name, ())]
     help = str(field.description)
     if isinstance(field.default, str | int | float) and kind is not bool:
         help += f" [default: {field.default}]"
-    option = typer.Option(spelling, help=help, metavar=metavar, show_default=False)
+    option = typer.Option(*spellings, help=help, metavar=metavar, show_default=False)
     return Annotated[kind | None, option]
 
 

@@ -19,6 +19,7 @@ from halfword.settings import (
     slot_formats,
     weight_format,
 )
+from halfword.shards import check_blocks, is_sharded, local, part_of, place_of
 from halfword.stored import (
     WEIGHT_KEYS,
     Stored,
@@ -40,6 +41,7 @@ class Member:
         identity: the 64-bit number that its noise depends on.
         rule: the update of its group.
         is_captured: whether a graph may capture its steps: their numbers are on the device then.
+        place: where this rank's part of the parameter lies in the whole.
     """
 
     def __init__(
@@ -58,9 +60,12 @@ class Member:
         names = group.get("param_names")
         self.label = f"parameter {names[index]!r}" if names else f"parameter {position}"
         check_parameter(self.parameter, self.label)
+        self.place = place_of(self.parameter, self.label)
         self.weight_format = weight_format(group["master_weights"], self.parameter, self.label)
         self.slot_formats = slot_formats(group["moments"], rule, self.parameter.shape)
         self.is_captured = bool(group.get("capturable"))
+        for format in self.slot_formats:
+            check_blocks(self.parameter, format.block, self.label)
         self._stored: tuple[Stored, tuple[Stored, ...]] | None = None
         self._kept: dict[str, Any] = {}
 
@@ -146,17 +151,19 @@ class Member:
         """
         if gradient.requires_grad:
             gradient = gradient.detach()
-        weight, slots = self._stored or (self.weight(), self.slots())
-        return Work(self.rule, scalars, weight, slots, gradient, scale, step, kept=self._kept)
+        weight, slots, kept = *(self._stored or (self.weight(), self.slots())), self._kept
+        if is_sharded(self.parameter):  # FSDP2 may have exchanged what is behind it
+            weight, slots, kept = self.weight(), self.slots(), {}
+        return Work(self.rule, scalars, weight, slots, local(gradient), scale, step, kept=kept)
 
     def entries(self, gradient: Tensor | None) -> Iterator[tuple[str, str, Tensor]]:
         """Yield ``(component, plane, tensor)`` of all that is held, for counting its memory."""
-        yield "weights", dtype_name(self.parameter.dtype), self.parameter
+        yield "weights", dtype_name(self.parameter.dtype), local(self.parameter)
         for key, tensor in self.state.items():
             component = "scalars" if key == "step" else "moments"
-            yield "master_weights" if key in WEIGHT_KEYS else component, key, tensor
+            yield "master_weights" if key in WEIGHT_KEYS else component, key, local(tensor)
         if gradient is not None:
-            yield "gradients", dtype_name(gradient.dtype), gradient
+            yield "gradients", dtype_name(gradient.dtype), local(gradient)
 
     def plan_load(self, saved: Mapping[str, Any], convert: bool) -> list[Plan]:
         """Plan how the state is restored from a saved one of any format.
@@ -173,6 +180,7 @@ class Member:
             raise ValueError(
                 f"{self.label}: saved state {min(unknown)!r} has no meaning for {self.rule.name}"
             )
+        saved = {key: self._own_part(key, value) for key, value in saved.items()}
         step = saved_step(saved, self.label)
         plans = [plan_weight(saved, self.weight(), step, self.label, convert)]
         for slot, stored in zip(self.rule.slots, self.slots(), strict=True):
@@ -183,6 +191,17 @@ class Member:
         plans.append(Plan(lambda: self.state.update(kept)))
         plans.append(Plan(lambda: self.state["step"].fill_(step)))
         return plans
+
+    def _own_part(self, key: str, value: Any) -> Any:
+        """Return what belongs to this rank of a saved state."""
+        if key == "step" or not isinstance(value, Tensor):
+            return value
+        whole = self.parameter.shape
+        if is_sharded(self.parameter) and value.shape[:-1] != whole[:-1]:
+            raise ValueError(
+                f"{self.label}: saved {key} has shape {tuple(value.shape)}, must be {tuple(whole)}"
+            )
+        return part_of(value, self.parameter)
 
     def _make_slots(self, slots: tuple[Slot, ...]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -205,9 +224,10 @@ class Member:
     def _in_planes(
         self, format: Format, state: str, parameter: Tensor | None, keys: list[str]
     ) -> Stored:
-        first = () if parameter is None else (parameter,)
-        planes = (*first, *(self.state[key] for key in keys))
-        return Stored(format, planes, noise.stream(self.group["seed"], self.identity, state))
+        first = () if parameter is None else (local(parameter),)
+        planes = (*first, *(local(self.state[key]) for key in keys))
+        stream = noise.stream(self.group["seed"], self.identity, state)
+        return Stored(format, planes, stream, self.place)
 
 
 def round_to_fp32(value: float) -> float:

@@ -69,11 +69,22 @@ def bits(
         int32 tensor of shape ``(count,)``, uniform over 0 to 65535.
     """
     pair = torch.arange(start >> 1, (start + count + 1) >> 1, dtype=torch.int64, device=device)
-    low, high = pair.to(torch.int32), (pair >> 32).to(torch.int32)
-    inner = _lowbias32(low ^ _int32(key[0]))
-    words = _lowbias32(inner + ((high * _int32(_GOLDEN32)) ^ _int32(key[1])))
+    words = _words(key, pair)
     halves = torch.stack((words & 0xFFFF, _shift_right(words, 16)), dim=-1).view(-1)
     return halves[start & 1 :][:count]
+
+
+def bits_at(key: tuple[int, int], index: Tensor) -> Tensor:
+    """Return the bits, as ``bits`` does, of any global indices, an int64 tensor."""
+    words = _words(key, index >> 1)
+    return torch.where((index & 1).bool(), _shift_right(words, 16), words & 0xFFFF)
+
+
+def _words(key: tuple[int, int], pair: Tensor) -> Tensor:
+    """Return the 32 bits that two neighbours share, for each number of a pair."""
+    low, high = pair.to(torch.int32), (pair >> 32).to(torch.int32)
+    inner = _lowbias32(low ^ _int32(key[0]))
+    return _lowbias32(inner + ((high * _int32(_GOLDEN32)) ^ _int32(key[1])))
 
 
 def _hash64(domain: bytes, data: bytes) -> int:

@@ -21,6 +21,7 @@ from halfword.members import Members, make_members, make_states, plan_load, repo
 from halfword.memory import Memory, measure
 from halfword.release import GLOBAL_CLIPPING, Release, check_release
 from halfword.rules import Rule
+from halfword.shards import aligned, part_of, wrap
 from halfword.stored import adopt, decode_all, write_all
 
 
@@ -32,6 +33,8 @@ class Optimizer(torch.optim.Optimizer):
     ``exp_avg_code``), and the planes of the master weight (``remainder``, ``master_weight``).
     """
 
+    process_group: "torch.distributed.ProcessGroup | None" = None
+    """Ranks of other parameters, to count in clipping and finiteness; meshes do so anyway."""
     _skipped: bool | Tensor = False
     _clip_coefficient: float | Tensor = 1.0
     _accumulation: Accumulation | None = None
@@ -100,7 +103,8 @@ class Optimizer(torch.optim.Optimizer):
                 for member, _ in pending:
                     release.update(member.parameter, is_fresh=True)
                 return loss
-            self._skipped = decide_skip(self.defaults["on_nonfinite"], pending)
+            policy, group = self.defaults["on_nonfinite"], self.process_group
+            self._skipped = decide_skip(policy, pending, self._kept_members, group)
             if isinstance(self._skipped, Tensor) or not self._skipped:
                 self._update(pending, self._clip_coefficient)
         finally:
@@ -130,7 +134,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._release():
             raise ValueError(GLOBAL_CLIPPING)
-        norm = norm_of(self._pending())
+        norm = norm_of(self._pending(), self.parameters(), self.process_group)
         self._clip_coefficient = clip_coefficient(norm, max_norm)
         return norm
 
@@ -180,7 +184,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def master_weight(self, parameter: Tensor) -> Tensor:
         """Return the master weight of a parameter, FP32, of its shape; ValueError: none held."""
-        return decode_all(self._member(parameter).weight())
+        return wrap(decode_all(self._member(parameter).weight()), parameter)
 
     @torch.no_grad()
     def set_master_weight(self, parameter: Tensor, values: Tensor) -> None:
@@ -194,7 +198,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"{member.label} has shape {tuple(parameter.shape)}, values {tuple(values.shape)}"
             )
-        write_all(member.weight(), values, member.step)
+        write_all(member.weight(), part_of(values, parameter), member.step)
 
     @torch.no_grad()
     def refresh_master_weights(self) -> None:
@@ -206,10 +210,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def memory(self) -> Memory:
         """Return what parameters, gradients and states hold now, by component and plane."""
-        members = list(self._members())
-        entries = (member.entries(self._gradient(member.parameter)) for member in members)
-        count = sum(member.parameter.numel() for member in members)
-        return measure(chain.from_iterable(entries), count)
+        entries = (member.entries(self._gradient(member.parameter)) for member in self._members())
+        return measure(chain.from_iterable(entries), sum(p.numel() for p in self.parameters()))
 
     @_disable_dynamo
     @torch.no_grad()
@@ -260,7 +262,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _gradient(self, parameter: Tensor) -> Tensor | None:
         buffers = self._accumulation.buffers if self._accumulation else None
-        return buffers.get(parameter, parameter.grad) if buffers else parameter.grad
+        gradient = buffers.get(parameter, parameter.grad) if buffers else parameter.grad
+        return None if gradient is None else aligned(gradient, parameter)
 
     def _pending(self) -> list[tuple[Member, Tensor]]:
         """Return the members that have a gradient, with it."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from halfword import noise
 from halfword.formats import FORMATS, Format, Plane
+from halfword.shards import WHOLE, Place, local, wrap
 
 TILE = 1 << 16
 """Elements that are FP32 at one time: few enough for a cache, enough to hide Python's overhead."""
@@ -23,16 +24,20 @@ TILE = 1 << 16
 class Stored:
     """Planes of one parameter or of one of its states.
 
+    Of a sharded parameter they are what this rank holds.
+
     Attributes:
         format: how the planes are read.
         planes: the tensors, in the format's order, of the parameter's shape; the last dimension of
             a plane in blocks is shorter. Of a weight the first is the parameter.
         stream: selects the random bits of a stochastic format, see ``noise.stream``.
+        place: where the planes' elements lie in the whole tensor.
     """
 
     format: Format
     planes: tuple[Tensor, ...]
     stream: int = 0
+    place: Place = WHOLE
 
     def decode(self, tile: Sequence[Tensor]) -> Tensor:
         """Return the FP32 values, shape ``(count,)``, of this format's planes within one tile."""
@@ -47,7 +52,7 @@ class Stored:
         """Return what ``encode`` would write, a tensor for each plane."""
         bits = None
         if self.format.stochastic:
-            bits = noise.bits(noise.key(self.stream, step), start, x.numel(), x.device)
+            bits = self.place.noise(noise.key(self.stream, step), start, x.numel(), x.device)
         return self.format.encode(x, bits)
 
 
@@ -84,7 +89,7 @@ def make_slot(format: Format, slot: str, parameter: Tensor) -> dict[str, Tensor]
 def make_weight(format: Format, parameter: Tensor) -> dict[str, Tensor]:
     """Return the planes beside ``parameter`` that make its master weight what it shows now."""
     planes = dict(zip(weight_keys(format), _zeros(format.planes[1:], parameter), strict=True))
-    adopt(Stored(format, (parameter.detach(), *planes.values())))
+    adopt(Stored(format, (local(parameter.detach()), *map(local, planes.values()))))
     return planes
 
 
@@ -159,6 +164,8 @@ def _zeros(planes: Sequence[Plane], parameter: Tensor) -> list[Tensor]:
     def zeros(plane: Plane) -> Tensor:
         if plane.block == 1:
             return torch.zeros_like(parameter, dtype=plane.dtype, requires_grad=False)
-        return parameter.new_zeros(plane_shape(plane, parameter), dtype=plane.dtype)
+        own = local(parameter)
+        zeros = own.new_zeros(plane_shape(plane, own), dtype=plane.dtype)
+        return wrap(zeros, parameter, plane_shape(plane, parameter))
 
     return [zeros(plane) for plane in planes]

@@ -18,6 +18,7 @@ from halfword.backends.triton_kernels import clock_kernel
 from halfword.formats import FORMATS
 from halfword.ops import sign, sqrt, where
 from halfword.rules import RULES, Rule, Slot
+from halfword.shards import Place
 from helpers import OPTIMIZERS, assert_same_training, feed, parameters, same
 from works import assert_same_planes, combinations, copies, make_works, name_of_formats
 
@@ -83,7 +84,7 @@ def test_noise_follows_the_64_bit_index(start):
     x, _ = work.rule.update(x, work.gradient * work.gradient_scale, (), work.scalars)
     bits = noise.bits(noise.key(work.weight.stream, work.step), start, 3 * TILE)
     (expected,) = work.weight.format.encode(x, bits)
-    triton.step([replace(work, start=start)])
+    triton.step([replace(work, weight=replace(work.weight, place=Place(start)))])
     assert same(weights, expected)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from halfword import AdamW, noise
 from halfword.backends import Work, choose, native, reference
 from halfword.formats import FORMATS, Format
+from halfword.shards import Place
 from helpers import same
 from works import (
     GRADIENTS,
@@ -112,7 +113,7 @@ def test_noise_follows_the_64_bit_index(start):
     x, _ = work.rule.update(x, work.gradient.float() * work.gradient_scale, (), work.scalars)
     bits = noise.bits(noise.key(work.weight.stream, work.step), start, 1000)
     (expected,) = work.weight.format.encode(x, bits)
-    native.step([replace(work, start=start)])
+    native.step([replace(work, weight=replace(work.weight, place=Place(start)))])
     assert same(weights, expected)
 
 

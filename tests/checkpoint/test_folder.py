@@ -89,8 +89,11 @@ def test_weights_of_one_step_with_remainders_of_another_are_refused(saved, tmp_p
 
 def test_a_newer_version_and_a_foreign_folder_are_told_apart(saved, tmp_path):
     manifest = json.loads((saved / "manifest.json").read_text())
-    (saved / "manifest.json").write_text(json.dumps(manifest | {"version": 2}))
-    with pytest.raises(CheckpointError, match="version 2; this halfword reads 1: update it"):
+    (saved / "manifest.json").write_text(json.dumps(manifest | {"version": 3}))
+    with pytest.raises(CheckpointError, match="version 3; this halfword reads 2: update it"):
+        read(saved)
+    (saved / "manifest.json").write_text(json.dumps(manifest | {"version": 1}))
+    with pytest.raises(CheckpointError, match="version 1; .* reads 2: use the one that wrote it"):
         read(saved)
     (saved / "manifest.json").write_text('{"format": "other"}')
     with pytest.raises(CheckpointError, match="no checkpoint of halfword"):
@@ -112,12 +115,14 @@ def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_what_the_disk_changed_is_noticed(tmp_path, monkeypatch):
-    read_back = folder._read_tensors
+    read_back = folder.read_pieces
 
-    def flipped(path):
-        return read_back(path) | {"model.w": TENSORS["model.w"] * 2}
+    def flipped(files):
+        return {
+            piece: line.replace("bfloat16", "float16") for piece, line in read_back(files).items()
+        }
 
-    monkeypatch.setattr(folder, "_read_tensors", flipped)
+    monkeypatch.setattr(folder, "read_pieces", flipped)
     with pytest.raises(CheckpointError, match="what was read back is not what was saved"):
         write(tmp_path / "step-00000001", 1, TENSORS, {})
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,8 @@ import pytest
 import tomli_w
 
 from halfword.errors import UsageError
-from halfword.train.config import PRESETS, Precision, Schedule, TrainConfig, load_config
+from halfword.train.config import PRESETS, Precision, Schedule, TrainConfig
+from halfword.train.reading import load_config
 from halfword.train.schedule import SCHEDULES
 from halfword.train.training import OPTIMIZERS
 

@@ -12,8 +12,9 @@ from rich.console import Console
 from torch import Tensor
 
 from halfword.train import loop
-from halfword.train.config import TrainConfig, load_config
+from halfword.train.config import TrainConfig
 from halfword.train.model import IGNORED, build_model, loss_sum
+from halfword.train.reading import load_config
 from halfword.train.training import build_optimizer
 
 

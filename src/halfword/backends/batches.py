@@ -133,6 +133,8 @@ def obstacle(work: Work) -> str | None:
         for plane, tensor in zip(expected, planes_of(work), strict=True)
     ):
         return "a parameter is not contiguous, or of a class of its own"
+    if work.weight.place.outer and any(one.format.stochastic for one in stored):
+        return "a shard with stochastic rounding is not one run of its parameter"
     return None
 
 

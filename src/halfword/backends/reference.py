@@ -53,7 +53,7 @@ def updates(work: Work) -> Iterator[Update]:
         g = gradient.reshape(-1).float() * work.gradient_scale
         x, updated = work.rule.update(x, g, tuple(slots), work.scalars)
         after = [x, *map(flush_subnormals, updated)]
-        yield Update(work.start + start, grouped, before, after)
+        yield Update(start, grouped, before, after)
 
 
 @functools.cache

@@ -40,7 +40,6 @@ class Work:
         gradient_scale: multiplies the gradient first, an FP32 value: the clip coefficient, negative
             where the objective is maximized.
         step: the parameter's own, from 1; selects the noise.
-        start: row-major index of the first element in the tensor that the noise is a function of.
         kept: what a backend keeps of the parameter from one step to the next; empty again once a
             plane has become another tensor.
         clock: takes the place of scalars, scale and step where the device computes them.
@@ -53,6 +52,10 @@ class Work:
     gradient: Tensor
     gradient_scale: float
     step: int
-    start: int = 0
     kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     clock: Clock | None = None
+
+    @property
+    def start(self) -> int:
+        """Row-major index of the first element in the tensor that the noise is a function of."""
+        return self.weight.place.start

@@ -5,13 +5,14 @@ groups and parameters, so that an optimizer built another way finds its own. ``f
 ``restore`` are each other's inverse.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from halfword.optimizer import Optimizer
+from halfword.shards import empty
 from halfword.stored import WEIGHT_KEYS
 
 
@@ -72,6 +73,20 @@ def restore(
     _check_weights(model, weights)
     model.load_state_dict(weights)
     optimizer.load_state_dict(state_dict, convert=convert)
+
+
+def targets(model: nn.Module) -> Callable[[str, torch.Size, torch.dtype], Tensor]:
+    """Return what ``read`` makes tensors with: each laid out as the parameter that it belongs to.
+
+    So a rank reads its own part alone, whatever the ranks were that saved.
+    """
+    own = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+
+    def make(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        kind, _, rest = name.partition(".")
+        return empty(shape, dtype, own.get(rest if kind == "model" else rest.rpartition(".")[0]))
+
+    return make
 
 
 def component_of(name: str) -> tuple[str, str]:

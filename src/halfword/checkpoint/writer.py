@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfword.checkpoint.folder import CheckpointError, verify, write
+from halfword.checkpoint.errors import CheckpointError
+from halfword.checkpoint.folder import verify, write
+from halfword.checkpoint.ranks import Ranks
+from halfword.shards import local
 
 _NAME = re.compile(r"step-(\d{8,})")
 
 
 class Writer:
-    """Saves checkpoints of one run into one folder.
+    """Saves checkpoints of one run into one folder; of several ranks each has a Writer.
 
     A save copies the tensors into buffers that are kept between saves, and returns; a thread writes
     them while training goes on. The next save waits for it.
@@ -25,21 +28,25 @@ class Writer:
         folder: where the checkpoints go, as ``step-00000060``.
     """
 
-    def __init__(self, folder: Path, keep: int = 2, keep_every: int = 0) -> None:
+    def __init__(
+        self, folder: Path, keep: int = 2, keep_every: int = 0, ranks: Ranks | None = None
+    ) -> None:
         """Take a folder over: leftovers of saves that died are removed.
 
         Args:
-            folder: made when the first checkpoint is saved; must belong to this process alone.
+            folder: made when the first checkpoint is saved; must belong to this run alone.
             keep: how many of the newest checkpoints are kept, at least 1.
             keep_every: also keep every checkpoint whose step is a multiple of it; 0 for none.
+            ranks: those that save together, over a group that nothing else uses.
         """
         self.folder = folder
         self._keep = keep
         self._keep_every = keep_every
+        self._ranks = ranks or Ranks()
         self._buffers: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        for leftover in folder.glob(".step-*.partial"):
+        for leftover in folder.glob(".step-*.partial") if self._ranks.is_first else ():
             shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -73,15 +80,18 @@ class Writer:
         for name, tensor in tensors.items():
             buffer = self._buffers.get(name)
             if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
-            self._buffers[name].copy_(tensor)
+                self._buffers[name] = torch.empty_like(
+                    tensor, device="cpu", memory_format=torch.contiguous_format
+                )
+            local(self._buffers[name]).copy_(local(tensor))
         for name in self._buffers.keys() - tensors.keys():
             del self._buffers[name]
 
     def _write(self, target: Path, step: int, state: Mapping[str, Any]) -> None:
         try:
-            write(target, step, self._buffers, state)
-            self._thin_out()
+            write(target, step, self._buffers, state, self._ranks)
+            if self._ranks.is_first:
+                self._thin_out()
         except BaseException as error:  # told to whoever saves or waits next
             self._error = error
 

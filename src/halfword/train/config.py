@@ -1,17 +1,11 @@
-"""The settings of a run: one flat table, which is the TOML file, the flags and their help at once.
+"""The settings of a run: one flat table, which is the TOML file, the flags and their help."""
 
-Precedence: defaults, then the TOML file, then flags.
-"""
-
-import difflib
 import math
 import os
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from halfword.errors import UsageError
 
@@ -63,10 +57,11 @@ def _default_lr_warmup_steps(settings: dict[str, Any]) -> int:
     return min(100, int(settings["num_steps"]) // 10)
 
 
-def _all_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _own_cores() -> int:
+    """Return this process's share of the cores: torchrun says how many processes it started."""
+    affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class TrainConfig(BaseModel):
@@ -202,7 +197,31 @@ class TrainConfig(BaseModel):
     warmup_steps: int = Field(5, ge=0, description="first steps, left out of the timing")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     threads: int = Field(
-        default_factory=_all_cores, ge=1, le=1024, description="CPU threads [default: all cores]"
+        default_factory=_own_cores,
+        ge=1,
+        le=1024,
+        description="CPU threads of a process [default: all cores, shared among processes]",
+    )
+    zero_stage: int = Field(
+        0,
+        ge=0,
+        le=3,
+        description="under torchrun, what is sharded: 1 optimizer states, 2 gradients too, 3 "
+        "weights too",
+    )
+    shard_size: int | None = Field(
+        None,
+        ge=1,
+        description="processes that share one copy of what is sharded [default: all]",
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="in which gradients are summed over processes"
+    )
+    cpu_offload: bool = Field(
+        False, description="stages 2 and 3: keep weights and states on the CPU, and step there"
+    )
+    timeout: int = Field(
+        600, ge=1, description="seconds after which a process that does not answer is given up"
     )
     seed: int = Field(
         0, ge=0, lt=2**63, description="of initial weights, data order and stochastic rounding"
@@ -237,6 +256,9 @@ class TrainConfig(BaseModel):
             raise UsageError("--max_parameter_grad_norm", self.max_parameter_grad_norm, fix)
         if self.overwrite and self.run is None:
             raise UsageError("--overwrite", self.overwrite, "name the folder to replace by --run")
+        if self.cpu_offload and self.zero_stage < 2:
+            fix = f"needs --zero_stage 2 or 3, not {self.zero_stage}"
+            raise UsageError("--cpu_offload", self.cpu_offload, fix)
         if self.data and self.dataset:
             raise UsageError("--dataset", self.dataset, "give it or --data, not both")
         return self
@@ -244,56 +266,3 @@ class TrainConfig(BaseModel):
     def to_toml(self) -> dict[str, Any]:
         """Give the settings that another run needs to repeat this one, as TOML can hold them."""
         return self.model_dump(mode="json", exclude_none=True, exclude=set(PLACES))
-
-
-def read_settings(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the TOML file and the flags, unchecked: what was given rather than left to default."""
-    return {**(_read_toml(file) if file else {}), **flags}
-
-
-def load_config(
-    file: Path | None, flags: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
-) -> TrainConfig:
-    """Merge defaults, TOML file and flags; whatever is wrong is told in one line.
-
-    Args:
-        file: the TOML file.
-        flags: what the command line gives.
-        defaults: settings that stand in for the usual defaults.
-    """
-    try:
-        return TrainConfig(**{**(defaults or {}), **read_settings(file, flags)})
-    except ValidationError as error:
-        raise _usage_error(error, file, flags) from None
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError("--config", file, f"cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError("--config", file, "is not a text file in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError("--config", file, f"is not TOML: {error}") from None
-
-
-def _usage_error(
-    errors: ValidationError, file: Path | None, flags: Mapping[str, Any]
-) -> UsageError:
-    first = errors.errors()[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, UsageError):
-        return cause
-    key = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, TrainConfig.model_fields, n=1)
-        return UsageError(f"{file}:", key, "unknown key" + _did_you_mean(near))
-    fix = first["msg"].removeprefix("Input ")
-    if key in flags:
-        return UsageError(f"--{key}", flags[key], fix)
-    return UsageError(f"{file}: {key}", repr(first["input"]), fix)
-
-
-def _did_you_mean(near: list[str]) -> str:
-    return f"; did you mean {near[0]}?" if near else ""

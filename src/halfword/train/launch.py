@@ -7,14 +7,16 @@ from typing import Any
 from halfword.checkpoint import read_manifest
 from halfword.errors import UsageError
 from halfword.train import pretrained, resume, run_folder
-from halfword.train.config import PLACES, TrainConfig, load_config, read_settings
+from halfword.train.config import PLACES, TrainConfig
+from halfword.train.reading import load_config, read_settings
 from halfword.train.training import is_available
 
 # What may differ from the run that is resumed; the text is compared by its hash.
 FREE = PLACES | {
     *("precision", "master_weights", "moments", "num_steps", "device", "threads"),
     *("data", "dataset", "eval_data", "init", "activation_checkpointing", "warmup_steps"),
-    "stall_steps",
+    *("stall_steps", "gradient_accumulation_steps"),
+    *("zero_stage", "shard_size", "reduce_dtype", "cpu_offload", "timeout"),
     *("eval_steps", "save_steps", "keep_checkpoints", "keep_every", "log_interval"),
 }
 

@@ -1,35 +1,43 @@
 """One training run, from settings to result files: build, train, evaluate, save, finish."""
 
 import contextlib
+import itertools
 import math
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import tomli_w
 import torch
 from rich.console import Console
 from torch import Tensor
 
+import halfword
 from halfword.checkpoint import Writer
-from halfword.train import metrics, record, resume, run_folder
+from halfword.train import resume, run_folder
 from halfword.train.config import TrainConfig
-from halfword.train.metrics import MetricsLog, Row
+from halfword.train.files import Files
+from halfword.train.metrics import Row
 from halfword.train.model import IGNORED, loss_sum
 from halfword.train.progress import Display
 from halfword.train.training import Training, build
+from halfword.train.world import World
 
 
 class Stop:
     """Whether a signal asked the run to stop; the step that runs is finished first."""
 
-    signal_number: int | None = None
+    signal_number: int = 0
 
     @property
     def requested(self) -> bool:
         """Whether to stop after this step."""
-        return self.signal_number is not None
+        return self.signal_number > 0
+
+    def agree(self, world: World) -> bool:
+        """Make it one decision of all ranks, for a signal reaches them at different moments."""
+        self.signal_number = world.max(self.signal_number)
+        return self.requested
 
 
 class Stopped(Exception):  # noqa: N818
@@ -40,70 +48,75 @@ class Stopped(Exception):  # noqa: N818
         self.exit_code = 128 + signal_number
 
 
-def run(config: TrainConfig, console: Console) -> Path:
+def run(config: TrainConfig, console: Console, world: World | None = None) -> Path:
     """Train as the settings say, and return the folder with the run's files.
+
+    Of several ranks each calls this; the first one claims the folder, and writes.
 
     Raises:
         UsageError: a setting cannot be honoured; nothing was written.
         Stopped: SIGINT or SIGTERM; once training has begun, the run's files are complete.
         OSError, CheckpointError: a checkpoint could not be written; earlier ones are whole.
     """
+    world = world or World()
     default = Path("runs") / config.precision
     replace = config.overwrite or config.resume is not None
-    with run_folder.claim(config.run, default, overwrite=replace) as folder:
-        training = build(config)
+    with contextlib.ExitStack() as stack:
+        claim = run_folder.claim(config.run, default, overwrite=replace)
+        folder = Path(world.publish("folder", lambda: str(stack.enter_context(claim))))
+        training = build(config, world)
         if config.resume is not None and config.resume != resume.AUTO:
             resume.restore(training, Path(config.resume), folder)
         with _stop_on_signal() as stop:
             train(training, folder, console, stop)
-        if stop.signal_number is not None:
+        if stop.requested:
             raise Stopped(stop.signal_number)
     return folder
 
 
 def train(training: Training, folder: Path, console: Console, stop: Stop) -> None:
     """Take all steps that are left, evaluating and saving where asked; write the run's files."""
-    config = training.config
+    config, world = training.config, training.world
     with (
-        MetricsLog(folder, config.loss_log_file, training.rows) as log,
+        Files(folder, training) as files,
         Display(console, config.num_steps, config.log_interval, len(training.rows)) as display,
     ):
-        run_folder.clear(folder, past_step=len(training.rows))
-        metrics.write_whole(folder / "config.toml", tomli_w.dumps(config.to_toml()))
-        metrics.write_whole(folder / run_folder.TOKENIZER, training.tokenizer.to_json())
-        writer = Writer(folder / run_folder.CHECKPOINTS, config.keep_checkpoints, config.keep_every)
+        places = folder / run_folder.CHECKPOINTS
+        writer = Writer(places, config.keep_checkpoints, config.keep_every, world.ranks)
         training.started = time.perf_counter()
         if training.release and config.gradient_accumulation_steps > 1:
             display.line("gradients are held until a step's last micro-batch, then released")
         _evaluate_if_due(training, display, stop)  # a signal may have come before it
-        while len(training.rows) < config.num_steps and not stop.requested:
+        while len(training.rows) < config.num_steps and not stop.agree(world):
             row = train_step(training, len(training.rows))
             training.rows.append(row)
-            log.write(row)
+            files.row(row)
             display.step(row)
             if len(training.rows) == 1:
-                write_memory(training, folder)
+                files.memory()
             _evaluate_if_due(training, display, stop)
             if _is_due(training, config.save_steps):
                 writer.save(len(training.rows), *resume.contents(training))
-        if stop.requested and training.rows:  # a step that is saved already is left as it is
+        interrupted = stop.agree(world)
+        if interrupted and training.rows:  # a step that is saved already is left as it is
             writer.save(len(training.rows), *resume.contents(training))
         writer.wait()
-        finish(training, folder, interrupted=stop.requested)
-        stopped = f"stopped after {len(training.rows)} steps; " if stop.requested else ""
+        files.summary(interrupted=interrupted)
+        stopped = f"stopped after {len(training.rows)} steps; " if interrupted else ""
         display.line(f"{stopped}run written to {folder}")
 
 
 def train_step(training: Training, step: int) -> Row:
     """Fetch, forward and backward over micro-batches, clip, update, schedule."""
-    config, optimizer = training.config, training.optimizer
+    config, optimizer, world = training.config, training.optimizer, training.world
     started = time.perf_counter()
-    num_parts = config.gradient_accumulation_steps
+    # Of each micro-batch of all ranks, this rank takes its own part.
+    own = range(world.rank, world.size * config.gradient_accumulation_steps, world.size)
     batches = [
-        training.sequences.micro_batch(step * num_parts + part, config.batch_size)
-        for part in range(num_parts)
+        training.sequences.micro_batch(training.micro_batches + part, config.batch_size)
+        for part in own
     ]
-    num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in batches)
+    num_tokens = int(world.sum(sum(int((targets != IGNORED).sum()) for _, targets in batches)))
     count = config.stall_steps > 0 and step % config.stall_steps == 0
     with optimizer.diagnostics() if count else contextlib.nullcontext() as diagnostics:
         losses = _backward(training, batches, num_tokens)
@@ -119,7 +132,8 @@ def train_step(training: Training, step: int) -> Row:
     optimizer.zero_grad()
     if "between_steps" not in training.memory:
         training.memory["between_steps"] = optimizer.memory()
-    mean_loss = sum(loss.item() for loss in losses)
+    training.micro_batches += world.size * config.gradient_accumulation_steps
+    mean_loss = world.sum(sum(loss.item() for loss in losses))
     row = Row(
         step=step,
         loss=mean_loss,
@@ -129,7 +143,7 @@ def train_step(training: Training, step: int) -> Row:
         step_s=finished - started,
         optimizer_s=finished - optimizer_started,
         nonfinite=int(not (math.isfinite(mean_loss) and math.isfinite(grad_norm))),
-        stalled=diagnostics.stalled_share if diagnostics else math.nan,
+        stalled=_stalled_share(diagnostics, world) if diagnostics else math.nan,
     )
     training.scheduler.step()
     return row
@@ -148,7 +162,7 @@ def _backward(
         release, last = training.release, number == len(batches)
         held = release.hold() if release and not (last and num_tokens) else contextlib.nullcontext()
         with held:
-            loss.backward()  # type: ignore[no-untyped-call]
+            training.model.backward(loss)
     return losses
 
 
@@ -161,60 +175,26 @@ def _clip(training: Training) -> float:
 
 @torch.no_grad()
 def evaluate(training: Training, step: int, display: Display, stop: Stop) -> None:
-    """Record the loss over all held-out tokens, unless interrupted."""
-    total, num_tokens = 0.0, 0
+    """Record the loss over all held-out tokens, unless interrupted.
+
+    Ranks take turns at the batches; all run the model equally often, as its engine may require.
+    """
+    total, num_tokens, world = 0.0, 0, training.world
     training.model.eval()
-    for inputs, targets in training.eval_windows:
-        if stop.requested:
+    batches = iter(training.eval_windows)
+    while turn := list(itertools.islice(batches, world.size)):
+        if stop.agree(world):
             break
+        inputs, targets = turn[world.rank % len(turn)]
         logits = training.model(inputs.to(training.device))
-        total += loss_sum(logits, targets.to(training.device)).item()
-        num_tokens += targets.numel()
+        if world.rank < len(turn):
+            total += loss_sum(logits, targets.to(training.device)).item()
+            num_tokens += targets.numel()
     else:
-        loss = total / num_tokens
+        loss = world.sum(total) / world.sum(num_tokens)
         training.evaluations.append({"step": step, "loss": loss})
         display.line(f"step {step + 1}/{training.config.num_steps}  evaluation loss {loss:.4f}")
     training.model.train()
-
-
-def write_memory(training: Training, folder: Path) -> None:
-    """Write memory.json: what was held at the entry of a step and between steps."""
-    at_step_entry, between_steps = (
-        training.memory[moment] for moment in ("at_step_entry", "between_steps")
-    )
-    table = {
-        "num_parameters": at_step_entry.num_parameters,
-        "at_step_entry": at_step_entry.components,
-        "between_steps": between_steps.components,
-        "bytes_per_parameter": at_step_entry.bytes_per_parameter,
-        "peak_rss_bytes": record.peak_rss_bytes(),
-    }
-    metrics.write_json(folder / "memory.json", table)
-
-
-def finish(training: Training, folder: Path, *, interrupted: bool) -> None:
-    """Write memory.json, now with the peak of the whole run, and summary.json."""
-    config, model, optimizer = training.config, training.model, training.optimizer
-    if training.memory:  # a resumed run may have had nothing left to do
-        write_memory(training, folder)
-    eval_loss = training.evaluations[-1]["loss"] if training.evaluations else None
-    results = record.results(training.rows, config.warmup_steps, eval_loss)
-    summary = {
-        "format": 1,
-        "status": "interrupted" if interrupted else "finished",
-        "settings": config.model_dump(mode="json") | config.formats._asdict(),
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "versions": record.versions(),
-        "device": record.describe(training.device, config.threads),
-        "corpus": training.corpus,
-        "results": results | {"seconds": training.seconds()},
-        "evaluations": training.evaluations,
-        "digests": {
-            "weights": record.digest(model, lambda parameter: parameter),
-            "master_weights": record.digest(model, optimizer.master_weight),
-        },
-    }
-    metrics.write_json(folder / "summary.json", summary)
 
 
 def _evaluate_if_due(training: Training, display: Display, stop: Stop) -> None:
@@ -222,8 +202,18 @@ def _evaluate_if_due(training: Training, display: Display, stop: Stop) -> None:
     done = {evaluation["step"] for evaluation in training.evaluations}
     step = len(training.rows) - 1
     if step >= 0 and step not in done and _is_due(training, training.config.eval_steps):
-        if not stop.requested:
+        if not stop.agree(training.world):
             evaluate(training, step, display, stop)
+
+
+def _stalled_share(diagnostics: halfword.Diagnostics, world: World) -> float:
+    """Return the share over the parts of all ranks."""
+    counts = [count for (state, _), count in diagnostics.counts.items() if state == "weight"]
+    stalled, elements = (
+        world.sum(sum(numbers))
+        for numbers in ([c.stalled for c in counts], [c.elements for c in counts])
+    )
+    return stalled / max(1.0, elements)
 
 
 def _synchronize(device: torch.device) -> None:
@@ -239,7 +229,10 @@ def _is_due(training: Training, interval: int) -> bool:
 
 @contextlib.contextmanager
 def _stop_on_signal() -> Iterator[Stop]:
-    """Turn the first SIGINT or SIGTERM into a request; a second one ends the process at once."""
+    """Turn the first SIGINT or SIGTERM into a request; the same again ends the process at once.
+
+    Not another one: torchrun sends SIGTERM to ranks that a terminal has sent SIGINT already.
+    """
     stop = Stop()
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -248,8 +241,8 @@ def _stop_on_signal() -> Iterator[Stop]:
             signal.signal(number, handler)
 
     def request(signal_number: int, frame: object) -> None:
-        stop.signal_number = signal_number
-        restore()
+        stop.signal_number = stop.signal_number or signal_number
+        signal.signal(signal_number, previous[signal.Signals(signal_number)])
 
     for number in previous:
         signal.signal(number, request)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfword.checkpoint import CheckpointError, flatten, latest, read, verify
+from halfword.checkpoint import CheckpointError, flatten, latest, read, targets, verify
 from halfword.checkpoint import restore as restore_contents
 from halfword.errors import UsageError
 from halfword.train import record, run_folder
@@ -70,7 +70,7 @@ def contents(training: Training) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "precision": training.config.formats._asdict(),
         "contents": settings,
         "scheduler": scheduler,
-        "micro_batches": len(training.rows) * training.config.gradient_accumulation_steps,
+        "micro_batches": training.micro_batches,
         "evaluations": [
             evaluation | {"loss": repr(evaluation["loss"])} for evaluation in training.evaluations
         ],  # as text, for JSON has no NaN
@@ -93,7 +93,7 @@ def restore(training: Training, checkpoint: Path, run: Path) -> None:
         UsageError: the checkpoint, the text or metrics.csv do not belong to this run.
     """
     try:
-        manifest, tensors, state = read(checkpoint)
+        manifest, tensors, state = read(checkpoint, targets(training.model), training.world.ranks)
         restore_contents(training.model, training.optimizer, tensors, state["contents"])
     except CheckpointError as error:
         raise UsageError("--resume", checkpoint, error.problem) from None
@@ -112,6 +112,7 @@ def restore(training: Training, checkpoint: Path, run: Path) -> None:
     training.evaluations = [
         evaluation | {"loss": float(evaluation["loss"])} for evaluation in state["evaluations"]
     ]
+    training.micro_batches = state["micro_batches"]
     training.earlier_seconds = state["seconds"]
     _warn_of_changes(state["environment"], _environment(training))
 
@@ -136,6 +137,7 @@ def _environment(training: Training) -> dict[str, Any]:
     """Return what decides the bits of a run beside its settings."""
     device = record.describe(training.device, training.config.threads)
     kept = {key: device[key] for key in ("kind", "threads", "bf16_matmul")}
+    kept |= {"world_size": training.world.size, "zero_stage": training.config.zero_stage}
     return kept | {key: value for key, value in record.versions().items() if key != "halfword"}
 
 

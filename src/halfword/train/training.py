@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import halfword
 from halfword.errors import UsageError
+from halfword.parallel import Parallel, parallelize
 from halfword.train import pretrained
 from halfword.train.config import TrainConfig
 from halfword.train.data import EvalWindows, PackedSequences
@@ -21,6 +23,7 @@ from halfword.train.model import Llama, build_model
 from halfword.train.schedule import multiplier
 from halfword.train.text import load_corpus
 from halfword.train.tokenizer import Tokenizer, load_tokenizer
+from halfword.train.world import World
 
 OPTIMIZERS: dict[str, Callable[..., halfword.Optimizer]] = {
     "adamw": halfword.AdamW,
@@ -35,15 +38,17 @@ class Training:
     """A run in memory."""
 
     config: TrainConfig  # with what was left to default filled in
+    world: World
     device: torch.device
     corpus: dict[str, Any]
     sequences: PackedSequences
     eval_windows: EvalWindows
-    model: Llama
+    model: Parallel
     optimizer: halfword.Optimizer
     scheduler: LambdaLR
     tokenizer: Tokenizer
     release: halfword.Release | None
+    micro_batches: int = 0  # that all ranks together have taken, each of one rank's batch size
     rows: list[Row] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, halfword.Memory] = field(default_factory=dict)
@@ -55,22 +60,30 @@ class Training:
         return self.earlier_seconds + time.perf_counter() - self.started
 
 
-def build(config: TrainConfig) -> Training:
-    """Make all parts of a run; what cannot be honoured is refused here."""
-    device = _device(config.device)
+def build(config: TrainConfig, world: World | None = None) -> Training:
+    """Make all parts of a run; what cannot be honoured is refused before ranks are connected."""
+    world = world or World()
+    check_world(config, world.size)
+    device = _device(config.device, world)
     _make_deterministic(config, device)
-    corpus = load_corpus(config)
-    tokenizer = load_tokenizer(config.tokenizer, corpus.train)
+    with world.first_goes_first("text"):
+        corpus = load_corpus(config)
+        tokenizer = load_tokenizer(config.tokenizer, corpus.train)
     vocab_size = config.vocab_size or tokenizer.vocab_size
     if vocab_size < tokenizer.vocab_size:
         fix = f"too few for the tokenizer, which has {tokenizer.vocab_size}"
         raise UsageError("--vocab_size", vocab_size, fix)
-    config = config.model_copy(update={"vocab_size": vocab_size, "device": str(device)})
+    own_device = str(device) if world.size == 1 else device.type  # each rank has its own
+    config = config.model_copy(update={"vocab_size": vocab_size, "device": own_device})
     tokens, eval_tokens = tokenizer.encode(corpus.train), tokenizer.encode(corpus.held_out)
     sequences = PackedSequences(tokens, config.seq_length, config.seed)
     eval_windows = EvalWindows(eval_tokens, config.seq_length, config.batch_size)
-    model = build_model(config, vocab_size, device)
+    world.connect(device, config.shard_size, config.timeout)
+    model = _spread(config, build_model(config, vocab_size, device), world)
     optimizer = build_optimizer(config, model)
+    model.attach(optimizer)
+    if config.gradient_accumulation_steps > 1:
+        model.accumulate_in_fp32(optimizer)
     if config.init is not None and config.resume is None:
         _start_from(config.init, config, model, optimizer)
     about = {
@@ -85,13 +98,37 @@ def build(config: TrainConfig) -> Training:
     factor = multiplier(config.lr_schedule, config.num_steps, config.lr_warmup_steps)
     scheduler = LambdaLR(optimizer, factor)
     return Training(
-        *(config, device, about, sequences, eval_windows),
+        *(config, world, device, about, sequences, eval_windows),
         *(model, optimizer, scheduler, tokenizer, release),
     )
 
 
+def check_world(config: TrainConfig, size: int) -> None:
+    """Raise UsageError for settings that do not fit the number of ranks."""
+    if config.shard_size and size % config.shard_size:
+        raise UsageError("--shard_size", config.shard_size, f"does not divide {size} processes")
+    if config.cpu_offload and size == 1:
+        fix = "one process has nothing to shard; start several by torchrun"
+        raise UsageError("--cpu_offload", config.cpu_offload, fix)
+
+
+def _spread(config: TrainConfig, model: Llama, world: World) -> Parallel:
+    """Run the model on all ranks; alone, every stage is the same."""
+    if world.mesh is None:
+        return Parallel(model)
+    return parallelize(
+        model,
+        config.zero_stage,
+        world.mesh,
+        units=model.model.layers,
+        reduce_dtype=torch.bfloat16 if config.reduce_dtype == "bf16" else torch.float32,
+        average_gradients=False,  # each loss is divided by the tokens of all ranks
+        cpu_offload=config.cpu_offload,
+    )
+
+
 def _start_from(
-    folder: Path, config: TrainConfig, model: Llama, optimizer: halfword.Optimizer
+    folder: Path, config: TrainConfig, model: Parallel, optimizer: halfword.Optimizer
 ) -> None:
     """Write the weights of a model-only checkpoint, masters from FP32 files exactly."""
     weights = pretrained.read_weights(folder, config)
@@ -99,9 +136,10 @@ def _start_from(
         halfword.load_fp32_state_dict(model, optimizer, weights)
     except ValueError as error:
         raise UsageError("--init", folder, str(error)) from None
+    model.share_weights()
 
 
-def build_optimizer(config: TrainConfig, model: Llama) -> halfword.Optimizer:
+def build_optimizer(config: TrainConfig, model: nn.Module) -> halfword.Optimizer:
     """Make the optimizer that the settings name; it decays matrices only."""
     named = list(model.named_parameters())
     groups: list[dict[str, Any]] = [
@@ -120,8 +158,6 @@ def build_optimizer(config: TrainConfig, model: Llama) -> halfword.Optimizer:
         moments=config.formats.moments,
         seed=config.seed,
     )
-    if config.gradient_accumulation_steps > 1:
-        optimizer.accumulate_in_fp32()
     return optimizer
 
 
@@ -142,7 +178,16 @@ def is_available(name: str) -> bool:
     return True
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, world: World | None = None) -> torch.device:
+    """Return the device of a name, of each rank its own."""
+    device = _named_device(name)
+    if world is None or world.size == 1 or device.type == "cpu":
+        return device
+    torch.accelerator.set_device_index(world.local_rank)
+    return torch.device(device.type, world.local_rank)
+
+
+def _named_device(name: str) -> torch.device:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
         return accelerator or torch.device("cpu")

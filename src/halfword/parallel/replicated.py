@@ -1,0 +1,193 @@
+"""Stages 0 and 1: every rank has all weights, and DistributedDataParallel runs the model."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from halfword.accumulate import Accumulation
+from halfword.optimizer import Optimizer
+from halfword.parallel.base import Parallel, Reduction, padded_numel
+from halfword.shards import is_sharded, local, part_of, shard
+
+BUCKET_BYTES = 1 << 25
+"""How much of the weights travels at once after a step of stage 1, over all ranks."""
+
+Pair = tuple[nn.Parameter, nn.Parameter]  # a weight of the model, and the optimizer's view of it
+
+
+class Replicated(Parallel):
+    """A model under DistributedDataParallel.
+
+    The optimizer holds *views* of the weights, whole in stage 0 and ``Shard(0)`` DTensors in
+    stage 1: what it writes is in the model at once. Their gradients are views of DDP's buckets.
+    """
+
+    module: DistributedDataParallel
+
+    def __init__(
+        self, model: nn.Module, zero_stage: int, mesh: DeviceMesh, reduction: Reduction
+    ) -> None:
+        group = mesh.get_group() if mesh.ndim == 1 else None
+        ddp = DistributedDataParallel(
+            model, process_group=group, forward_sync_buffers=False, gradient_as_bucket_view=True
+        )
+        self._reducer = Reducer(group, reduction)
+        ddp.register_comm_hook(self._reducer, Reducer.reduce)
+        super().__init__(ddp)
+        self._mesh = mesh
+        self._placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
+        self._stage = zero_stage
+        self._views = {p: self._view(p) for p in model.parameters()}
+        self._is_attached = False
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute gradients, reduced over the ranks, of what ``named_parameters`` gives.
+
+        Raises:
+            ValueError: no optimizer is attached.
+        """
+        if not self._is_attached:
+            raise ValueError("call attach(optimizer) before backward: ranks would drift apart")
+        for view in self._views.values():
+            if view.grad is not None:  # the buckets are about to be used again
+                view.grad = view.grad.clone()
+        super().backward(loss)
+        for parameter, view in self._views.items():
+            if parameter.grad is None:
+                continue
+            gradient = self._part(parameter.grad, view)
+            view.grad = gradient if view.grad is None else view.grad + gradient
+            parameter.grad = None
+            for sums in self._reducer.wanted_sums():
+                sums[view] = self._part(sums.pop(parameter), view)
+            for hook in (view._post_accumulate_grad_hooks or {}).values():  # as FSDP2 does
+                hook(view)
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Keep the ranks' weights equal to what this optimizer writes."""
+        optimizer.register_step_post_hook(lambda *_: self.share_weights())
+        optimizer.register_load_state_dict_post_hook(lambda _: self.share_weights())
+        self._is_attached = True
+
+    def accumulate_in_fp32(self, optimizer: Optimizer) -> Accumulation:
+        """Do as the optimizer's own method, but add sums over ranks before they are rounded."""
+        handle = optimizer.accumulate_in_fp32()
+        self._reducer.accumulation = handle
+        return handle
+
+    @torch.no_grad()
+    def share_weights(self) -> None:
+        """Gather on every rank the parts that the others hold, some weights at a time."""
+        sharded = [pair for pair in self._views.items() if is_sharded(pair[1])]
+        for bucket in _buckets(sharded):
+            self._gather(bucket)
+
+    def named_parameters(self, *args: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Give what the optimizer is to hold, under the names of the model."""
+        for name, parameter in self.module.module.named_parameters(*args, **named):
+            yield name, self._views[parameter]
+
+    def state_dict(self, *, keep_vars: bool = False) -> dict[str, Any]:  # type: ignore[override]
+        """Return the model's state dict, its weights as the optimizer holds them."""
+        state: dict[str, Any] = self.module.module.state_dict(keep_vars=True)
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                held = self._views.get(value, value)  # type: ignore[call-overload]
+                state[name] = held if keep_vars else held.detach()
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **named: Any) -> Any:
+        """Load a state dict of the model, laid out as ``state_dict`` returns it, or whole."""
+        weights = dict(state_dict)
+        for name, view in self.state_dict(keep_vars=True).items():
+            if name in weights and isinstance(view, Tensor) and is_sharded(view):
+                local(view).copy_(part_of(weights.pop(name), view))
+        self.share_weights()
+        whole = self.module.module.state_dict()
+        shared = {name: whole[name] for name in state_dict.keys() - weights.keys()}
+        return self.module.module.load_state_dict(weights | shared, *args, **named)
+
+    def _view(self, parameter: nn.Parameter) -> nn.Parameter:
+        view = parameter.detach()
+        if self._stage and parameter.ndim and parameter.numel():
+            view = shard(view, self._mesh, self._placements)
+        return nn.Parameter(view, requires_grad=parameter.requires_grad)
+
+    def _part(self, gradient: Tensor, view: Tensor) -> Tensor:
+        return shard(gradient, self._mesh, self._placements) if is_sharded(view) else gradient
+
+    def _gather(self, bucket: list[Pair]) -> None:
+        """Fill parameters of one dtype from the parts that each rank holds."""
+        group, size = self._mesh.get_group(self._mesh.ndim - 1), self._mesh.size(-1)
+        counts = [padded_numel(parameter, size) for parameter, _ in bucket]
+        own = bucket[0][0].new_zeros(sum(counts))
+        for (_, view), place in zip(bucket, own.split_with_sizes(counts), strict=True):
+            place[: local(view).numel()] = local(view).reshape(-1)
+        parts = own.new_empty(size * len(own))
+        distributed.all_gather_single(parts, own, group)
+        for rank, part in enumerate(parts.view(size, -1)):
+            for (parameter, _), place in zip(bucket, part.split_with_sizes(counts), strict=True):
+                rows = len(place) // parameter[0].numel()
+                target = parameter[rank * rows : (rank + 1) * rows]
+                target.copy_(place[: target.numel()].view(target.shape))
+
+
+class Reducer:
+    """Adds gradients up over ranks for DDP.
+
+    Attributes:
+        accumulation: gets the sums before they are rounded.
+    """
+
+    accumulation: Accumulation | None = None
+
+    def __init__(self, group: distributed.ProcessGroup | None, reduction: Reduction) -> None:
+        self._group = group
+        self._reduction = reduction
+
+    def wanted_sums(self) -> list[dict[Tensor, Tensor]]:
+        """Return where sums by parameter go, if anywhere."""
+        handle = self.accumulation
+        return [] if handle is None or handle.closed else [handle.sums]
+
+    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
+        """Reduce a bucket: DDP's communication hook."""
+        rounded, parameters = bucket.buffer(), bucket.parameters()
+        counts = [parameter.numel() for parameter in parameters]
+        sums = rounded.to(self._reduction.dtype)
+
+        def finish(_: object) -> Tensor:
+            if self._reduction.divisor > 1:
+                sums.div_(self._reduction.divisor)
+            for wanted in self.wanted_sums():
+                for parameter, part in zip(parameters, sums.split_with_sizes(counts), strict=True):
+                    wanted[parameter] = part.view(parameter.shape)
+            rounded.copy_(sums)
+            return rounded
+
+        work = distributed.all_reduce(sums, group=self._group, async_op=True)
+        future: Future[Tensor] = work.get_future().then(finish)
+        return future
+
+
+def _buckets(pairs: list[Pair]) -> Iterator[list[Pair]]:
+    """Put neighbours of one dtype together up to ``BUCKET_BYTES``."""
+    bucket: list[Pair] = []
+    used = 0
+    for parameter, view in pairs:
+        full = used + parameter.nbytes > BUCKET_BYTES
+        if bucket and (full or parameter.dtype != bucket[0][0].dtype):
+            yield bucket
+            bucket, used = [], 0
+        bucket.append((parameter, view))
+        used += parameter.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,102 @@
+"""Stages 2 and 3: weights are sharded too, and FSDP2 runs the model."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from halfword.accumulate import Accumulation, watch
+from halfword.optimizer import Optimizer
+from halfword.parallel.base import Parallel, Reduction, padded_numel
+from halfword.shards import local, wrap
+
+
+class Sharded(Parallel):
+    """A model under FSDP2; its parameters are the ``Shard(0)`` DTensors that FSDP2 made."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        zero_stage: int,
+        mesh: DeviceMesh,
+        reduction: Reduction,
+        units: Iterable[nn.Module],
+        cpu_offload: bool,
+    ) -> None:
+        super().__init__(model)
+        self._size = mesh.size(-1)
+        self._units: list[FSDPModule] = []
+        pin_memory = mesh.device_type != "cpu"
+        for unit in (*units, model):
+            fully_shard(
+                unit,
+                mesh=mesh,
+                # None: all but the last unit, which the backward pass begins with.
+                reshard_after_forward=False if zero_stage == 2 else None,
+                mp_policy=MixedPrecisionPolicy(reduce_dtype=reduction.dtype),
+                offload_policy=CPUOffloadPolicy(pin_memory) if cpu_offload else OffloadPolicy(),
+            )
+            assert isinstance(unit, FSDPModule)
+            unit.set_gradient_divide_factor(reduction.divisor)
+            unit.set_force_sum_reduction_for_comms(True)  # gloo has no averages
+            self._units.append(unit)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model; all ranks must."""
+        outputs = super().forward(*inputs, **named)
+        if not torch.is_grad_enabled():  # no backward pass will do it
+            for unit in self._units:
+                unit.reshard()
+        return outputs
+
+    def accumulate_in_fp32(self, optimizer: Optimizer) -> Accumulation:
+        """Do as the optimizer's own method, but add sums over ranks before they are rounded."""
+        handle = optimizer.accumulate_in_fp32()
+        claimed: set[nn.Parameter] = set()
+        for unit in self._units:
+            assert isinstance(unit, nn.Module)
+            own = [p for p in unit.parameters() if p not in claimed]
+            claimed.update(own)
+            sums = UnitSums(handle, self._size)
+            unit.set_all_reduce_hook(sums.begin)
+            for parameter in own:
+                # Before the handle's own hook, which takes what this one puts there.
+                hook = watch(parameter, sums.put)
+                parameter._post_accumulate_grad_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
+        return handle
+
+
+class UnitSums:
+    """Finds each parameter's gradient in the sums of a unit, before FSDP2 rounds them.
+
+    FSDP2 reduces a unit's gradients as one flat tensor, shows it, divides it in place, and then
+    calls the hooks of the parameters in it, in the order in which they lie there, each padded to
+    the largest part.
+    """
+
+    def __init__(self, accumulation: Accumulation, size: int) -> None:
+        self._accumulation = accumulation
+        self._size = size
+        self._left = torch.empty(0)
+
+    def begin(self, flat: Tensor) -> None:
+        """Take the sums of one backward pass, FP32, one after the other."""
+        self._left = flat
+
+    def put(self, parameter: Tensor) -> None:
+        """Put the next parameter's part of the sums where the accumulation looks for it."""
+        if self._accumulation.closed:
+            return
+        part = local(parameter)
+        own = self._left[: part.numel()].view(part.shape).to(part.device)
+        self._accumulation.sums[parameter] = wrap(own, parameter)
+        self._left = self._left[padded_numel(parameter, self._size) :]

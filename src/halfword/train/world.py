@@ -1,0 +1,184 @@
+"""The processes of one run: how they meet, agree, and end together.
+
+torchrun starts them and gives each a number. They meet at a store first, where rank 0 hands out the
+settings once they are known to be good, and whoever fails says so; then in a process group.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import NoReturn
+
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+
+from halfword.checkpoint import CheckpointError, Ranks
+from halfword.errors import UsageError
+
+FAILURE, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+TIMEOUT_S = 600
+POLL_S = 0.5
+
+
+class World:
+    """All processes of a run, seen from one; by default it is alone.
+
+    Attributes:
+        rank: this process's number, from 0.
+        size: how many there are.
+        local_rank: its number on its machine.
+        mesh: of all ranks, once they are connected: ("shard",) or ("replicate", "shard").
+        ranks: a group of its own for checkpoints, which are saved while training goes on.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        store: Store | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.mesh: DeviceMesh | None = None
+        self.ranks = Ranks()
+        self._store = store
+
+    @classmethod
+    def join(cls, timeout_s: float = TIMEOUT_S) -> "World":
+        """Return the world that torchrun started this process in, or a world of one."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls()
+        _end_with_launcher()
+        rank, local_rank = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
+        timeout = timedelta(seconds=timeout_s)
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        store.set_timeout(timeout)
+        return cls(rank, size, local_rank, store)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank does what is done once."""
+        return self.rank == 0
+
+    def publish(self, key: str, make: Callable[[], str]) -> str:
+        """Return on every rank what the first one makes, before they are connected."""
+        if self._store is None:
+            return make()
+        if self.is_first:
+            self._store.set(key, make())
+        published: bytes = self._store.get(key)
+        return published.decode()
+
+    @contextlib.contextmanager
+    def first_goes_first(self, key: str) -> Iterator[None]:
+        """Let the first rank through, then the others, who find caches filled."""
+        if self._store is not None and not self.is_first:
+            self._store.wait([key])
+        yield
+        if self._store is not None and self.is_first:
+            self._store.set(key, "done")
+
+    def connect(self, device: torch.device, shard_size: int | None, timeout_s: float) -> None:
+        """Make the process group, the mesh and the group for checkpoints."""
+        if self._store is None:
+            return
+        timeout = timedelta(seconds=timeout_s)
+        backend, on_device = "gloo", None
+        if device.type != "cpu":
+            fast = distributed.get_default_backend_for_device(device.type)
+            backend, on_device = f"cpu:gloo,{device.type}:{fast}", device
+        distributed.init_process_group(
+            backend,
+            store=PrefixStore("group", self._store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timeout,
+            device_id=on_device,
+        )
+        copies = self.size // (shard_size or self.size)
+        sizes = {"replicate": copies, "shard": self.size // copies}
+        used = [name for name in sizes if name == "shard" or copies > 1]
+        shape = tuple(sizes[name] for name in used)
+        self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=tuple(used))
+        for group in self.mesh.get_all_groups():  # a mesh makes its own with torch's half an hour
+            distributed.distributed_c10d._set_pg_timeout(timeout, group)
+        self.ranks = Ranks(distributed.new_group(backend="gloo", timeout=timeout))
+
+    def sum(self, value: float) -> float:
+        """Return the sum over all ranks, in float64."""
+        return self._reduce(value, distributed.ReduceOp.SUM)
+
+    def max(self, value: int) -> int:
+        """Return the largest of all ranks' values."""
+        return int(self._reduce(value, distributed.ReduceOp.MAX))
+
+    def leave(self) -> None:
+        """Part after a run that has ended well."""
+        if self.mesh is not None:
+            distributed.destroy_process_group()
+
+    def end(self, error: BaseException) -> NoReturn:
+        """End this process at once for an error; one line, by the first rank that met one.
+
+        The others wait in operations that will not finish, so nothing is waited for here.
+        """
+        if self._is_first_to_tell():
+            print(f"halfword train: {self._line(error)}", file=sys.stderr, flush=True)
+        codes = {UsageError: USAGE_ERROR, KeyboardInterrupt: INTERRUPTED}
+        sys.stdout.flush()
+        os._exit(codes.get(type(error), FAILURE))
+
+    def _line(self, error: BaseException) -> str:
+        if isinstance(error, UsageError | CheckpointError | OSError):
+            return str(error)
+        if isinstance(error, KeyboardInterrupt):
+            return "interrupted"
+        if is_loss_of_contact(error):
+            return f"rank {self.rank} of {self.size} lost contact with another: the run has ended"
+        traceback.print_exception(error)
+        return f"rank {self.rank} of {self.size}: {type(error).__name__}: {error}"
+
+    def _is_first_to_tell(self) -> bool:
+        if self._store is None:
+            return True
+        try:
+            return bool(self._store.add("told", 1) == 1)
+        except RuntimeError:  # the store has gone, and rank 0 with it where torchrun has no store
+            return self.rank == 1
+
+    def _reduce(self, value: float, operation: distributed.ReduceOp.RedOpType) -> float:
+        if self.mesh is None:
+            return value
+        reduced = torch.tensor(value, dtype=torch.float64)
+        distributed.all_reduce(reduced, operation)
+        return reduced.item()
+
+
+def is_loss_of_contact(error: BaseException) -> bool:
+    """Whether an operation among ranks failed because another rank is gone or does not answer."""
+    return isinstance(error, distributed.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    )
+
+
+def _end_with_launcher() -> None:
+    """End this process when its parent has ended: a killed torchrun leaves its ranks running."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(POLL_S)
+        os._exit(FAILURE)
+
+    threading.Thread(target=watch, daemon=True).start()
