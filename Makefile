@@ -32,6 +32,8 @@ bench: $(VENV)/.train
 	$(BIN)/python benchmarks/checkpoint_stall.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/step_memory.py
+	$(BIN)/python benchmarks/zero_memory.py
+	$(BIN)/python benchmarks/zero_throughput.py
 
 soak: $(VENV)/.train
 	$(BIN)/python benchmarks/soak.py

@@ -213,6 +213,42 @@ def _replace(page: Path, name: str, text: str) -> None:
     page.write_text(content)
 
 
+def zero_memory(result: dict[str, Any]) -> str:
+    """Bytes a parameter of each preset and stage, on the first rank of the largest world."""
+    size = max(row["world_size"] for row in result["rows"])
+    rows = [row for row in result["rows"] if row["world_size"] == size]
+    lines = [
+        "| precision | stage 0 | stage 1 | stages 2, 3 | 2, 3 by arithmetic |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for precision in dict.fromkeys(row["precision"] for row in rows):
+        of = {row["zero_stage"]: row for row in rows if row["precision"] == precision}
+        count = of[0]["num_parameters"]
+        figures = [of[stage]["between_steps"] / count for stage in (0, 1, 3)]
+        figures.append(of[3]["arithmetic"] / count)
+        lines.append(f"| `{precision}` | " + " | ".join(f"{f:.3f}" for f in figures) + " |")
+    equal = sum(row["between_steps"] == row["arithmetic"] for row in result["rows"])
+    sizes = ", ".join(str(s) for s in sorted({row["world_size"] for row in result["rows"]}))
+    note = (
+        f"Bytes a parameter of the model that a rank of {size} holds between steps; "
+        f"{rows[0]['num_parameters']:,} parameters. Over worlds of {sizes}, {equal} of "
+        f"{len(result['rows'])} figures equal the arithmetic to the byte. {_where(result)} "
+        "`make bench`."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def zero_throughput(result: dict[str, Any]) -> str:
+    """Stage 3 on two ranks beside one process."""
+    rates = result["tokens_per_s"]
+    return (
+        f"Stage 3 on 2 ranks of one thread: {rates['stage 3']:,.0f} tokens/s, "
+        f"{result['ratio']:.2f} times one process of two threads with the same global batch "
+        f"({rates['single']:,.0f}); {result['communication']:.0%} of a step is communication. "
+        f"{_where(result)} `make bench`."
+    )
+
+
 BLOCKS: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("README.md", "demo", "demo/comparison.json", demo),
     ("docs/training.md", "train_loop", "train_loop.json", train_loop),
@@ -221,6 +257,8 @@ BLOCKS: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("docs/checkpoints.md", "soak", "soak.json", soak),
     ("docs/checkpoints.md", "checkpoint_stall", "checkpoint_stall.json", checkpoint_stall),
     ("docs/precision.md", "step_memory", "step-memory.json", step_memory),
+    ("docs/distributed.md", "zero_memory", "zero_memory.json", zero_memory),
+    ("docs/distributed.md", "zero_throughput", "zero_throughput.json", zero_throughput),
     ("docs/precision.md", "convergence", "convergence", convergence),
     ("docs/precision.md", "finetuning", "finetuning", finetuning),
 ]

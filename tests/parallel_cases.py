@@ -280,7 +280,7 @@ def trained(config: TrainConfig, mesh: DeviceMesh, damaged: bool = False) -> dic
     with patch.object(Reducer, "reduce", own_bucket) if damaged else patch.dict({}):
         training = build(config, world)
     if damaged and isinstance(training.model, Sharded):
-        for unit in training.model._units:
+        for unit in training.model.units:
             unit.set_custom_reduce_scatter(OwnPart())
     rows = [train_step(training, step) for step in range(config.num_steps)]
     used = training.model.module.state_dict()

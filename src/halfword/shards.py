@@ -107,8 +107,8 @@ def check_blocks(tensor: Tensor, block: int, label: str) -> None:
     begin, end = _box(tensor.shape, *layout(tensor))[-1]
     if begin % block or end % block:
         raise ValueError(
-            f"{label}: its shard has columns {begin} to {end}, which cuts a block of {block}; shard "
-            "rows, or choose other moments"
+            f"{label}: its shard has columns {begin} to {end}, which cuts a block of {block}; "
+            "shard rows, or choose other moments"
         )
 
 

@@ -34,7 +34,7 @@ class Sharded(Parallel):
     ) -> None:
         super().__init__(model)
         self._size = mesh.size(-1)
-        self._units: list[FSDPModule] = []
+        self.units: list[FSDPModule] = []
         pin_memory = mesh.device_type != "cpu"
         for unit in (*units, model):
             fully_shard(
@@ -48,13 +48,13 @@ class Sharded(Parallel):
             assert isinstance(unit, FSDPModule)
             unit.set_gradient_divide_factor(reduction.divisor)
             unit.set_force_sum_reduction_for_comms(True)  # gloo has no averages
-            self._units.append(unit)
+            self.units.append(unit)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model; all ranks must."""
         outputs = super().forward(*inputs, **named)
         if not torch.is_grad_enabled():  # no backward pass will do it
-            for unit in self._units:
+            for unit in self.units:
                 unit.reshard()
         return outputs
 
@@ -62,7 +62,7 @@ class Sharded(Parallel):
         """Do as the optimizer's own method, but add sums over ranks before they are rounded."""
         handle = optimizer.accumulate_in_fp32()
         claimed: set[nn.Parameter] = set()
-        for unit in self._units:
+        for unit in self.units:
             assert isinstance(unit, nn.Module)
             own = [p for p in unit.parameters() if p not in claimed]
             claimed.update(own)

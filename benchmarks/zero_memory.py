@@ -1,0 +1,96 @@
+"""Measure what each rank holds, by ZeRO stage and preset, beside what arithmetic says.
+
+    python benchmarks/zero_memory.py [--sizes 1 2 4] [--hidden_dim 128] [--num_layers 2]
+
+Writes benchmarks/results/zero_memory.json, and fails where a byte that stays between steps differs.
+"""
+
+import argparse
+import itertools
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from halfword.formats import MASTER_WEIGHTS, moment_format
+from halfword.rules import RULES
+from halfword.train.config import PRESETS, TrainConfig
+from halfword.train.loop import train_step
+from halfword.train.training import build
+from halfword.train.world import World
+from processes import launch
+from results import RESULTS, environment, write
+
+STAGES = (0, 1, 2, 3)
+
+
+def main() -> int:
+    """Run the benchmark and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--hidden_dim", type=int, default=128)
+    parser.add_argument("--num_layers", type=int, default=2)
+    arguments = parser.parse_args()
+    settings = {
+        **{"hidden_dim": arguments.hidden_dim, "num_layers": arguments.num_layers},
+        **{"seq_length": 32, "batch_size": 1, "num_steps": 2, "threads": 1, "device": "cpu"},
+        **{"lr_warmup_steps": 0, "stall_steps": 0, "data": str(Path(__file__))},
+    }
+    rows = [row for size in arguments.sizes for row in launch(size, measure, settings)[0]]
+    wrong = [row for row in rows if row["between_steps"] != row["arithmetic"]]
+    write(RESULTS / "zero_memory.json", {**environment(), "settings": settings, "rows": rows})
+    for row in wrong:
+        print(f"differs: {row}")
+    print(f"{len(rows) - len(wrong)} of {len(rows)} equal to the byte")
+    return int(bool(wrong))
+
+
+def measure(rank: int, size: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train two steps in every stage and preset; return what this rank held."""
+    world = World(rank, size)
+    world.mesh = init_device_mesh("cpu", (size,))
+    rows = []
+    for stage, precision in itertools.product(STAGES, PRESETS):
+        config = TrainConfig(**settings, zero_stage=stage, precision=precision)
+        training = build(config, world)
+        shapes = [tuple(p.shape) for p in training.model.parameters()]
+        for step in range(config.num_steps):
+            train_step(training, step)
+        held = training.memory
+        rows.append(
+            {
+                **{"world_size": size, "zero_stage": stage, "precision": precision},
+                "num_parameters": held["between_steps"].num_parameters,
+                "between_steps": held["between_steps"].total_bytes,
+                "at_step_entry": held["at_step_entry"].total_bytes,
+                "arithmetic": arithmetic(shapes, stage, size, rank, precision),
+            }
+        )
+    return rows
+
+
+def arithmetic(
+    shapes: list[tuple[int, ...]], stage: int, size: int, rank: int, precision: Any
+) -> int:
+    """Return the bytes that stay on a rank between steps, from shapes and formats alone."""
+    formats = PRESETS[precision]
+    weight = MASTER_WEIGHTS[torch.bfloat16][formats.master_weights].bytes_per_element
+    total = 0.0
+    for first, *others in shapes:
+        inner, rows = math.prod(others), math.ceil(first / size)  # as torch.chunk cuts them
+        own = first if stage == 0 else max(0, min(rows, first - rank * rows))
+        # FSDP2 makes the parts of a weight equally large; before it, each rank has all of them.
+        weights = first if stage < 2 else rows
+        states = weight - 2
+        for slot in RULES["adamw"].slots:
+            format = moment_format(formats.moments, slot.signed, torch.Size((first, *others)))
+            states += format.bytes_per_element
+        total += 2 * weights * inner + states * own * inner + 4  # and a step counter
+    return round(total)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
