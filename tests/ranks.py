@@ -67,7 +67,7 @@ def start_command(size: int, folder: Path, words: list[str]) -> list[BaseProcess
 
 
 def _receive(pipe: Connection) -> tuple[Any, str | None]:
-    return pipe.recv() if pipe.poll(3 * TIMEOUT_S) else (None, "no answer")
+    return pipe.recv() if pipe.poll(8 * TIMEOUT_S) else (None, "no answer")
 
 
 def _answer(
