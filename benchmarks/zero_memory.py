@@ -9,7 +9,7 @@ import argparse
 import itertools
 import math
 import sys
-from pathlib import Path
+import tempfile
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from halfword.train.config import PRESETS, TrainConfig
 from halfword.train.loop import train_step
 from halfword.train.training import build
 from halfword.train.world import World
-from processes import launch
+from processes import launch, write_text
 from results import RESULTS, environment, write
 
 STAGES = (0, 1, 2, 3)
@@ -37,9 +37,12 @@ def main() -> int:
     settings = {
         **{"hidden_dim": arguments.hidden_dim, "num_layers": arguments.num_layers},
         **{"seq_length": 32, "batch_size": 1, "num_steps": 2, "threads": 1, "device": "cpu"},
-        **{"lr_warmup_steps": 0, "stall_steps": 0, "data": str(Path(__file__))},
+        **{"lr_warmup_steps": 0, "stall_steps": 0},
     }
-    rows = [row for size in arguments.sizes for row in launch(size, measure, settings)[0]]
+    with tempfile.TemporaryDirectory() as folder:
+        data = {"data": write_text(folder)}
+        measured = [launch(size, measure, settings | data)[0] for size in arguments.sizes]
+    rows = [row for rows in measured for row in rows]
     wrong = [row for row in rows if row["between_steps"] != row["arithmetic"]]
     write(RESULTS / "zero_memory.json", {**environment(), "settings": settings, "rows": rows})
     for row in wrong:

@@ -9,7 +9,7 @@ beyond it is the share of communication. Writes benchmarks/results/zero_throughp
 import argparse
 import statistics
 import sys
-from pathlib import Path
+import tempfile
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from halfword.train.config import TrainConfig
 from halfword.train.loop import train_step
 from halfword.train.training import build
 from halfword.train.world import World
-from processes import launch
+from processes import launch, write_text
 from results import RESULTS, environment, write
 
 WARMUP = 2
@@ -40,15 +40,17 @@ def main() -> int:
     settings = {
         **{"hidden_dim": arguments.hidden_dim, "num_layers": arguments.num_layers},
         **{"seq_length": 128, "device": "cpu", "stall_steps": 0, "lr_warmup_steps": 0},
-        **{"num_steps": WARMUP + arguments.steps, "data": str(Path(__file__)), "zero_stage": 3},
+        **{"num_steps": WARMUP + arguments.steps, "zero_stage": 3},
     }
-    whole = settings | {"batch_size": arguments.batch_size, "threads": SIZE}
-    part = settings | {"batch_size": arguments.batch_size // SIZE, "threads": 1}
     times: dict[str, list[float]] = {"single": [], "stage 3": [], "without communication": []}
-    for _ in range(arguments.rounds):  # taking turns, for a machine is not always equally fast
-        times["single"] += launch(1, seconds, whole, True)[0]
-        times["stage 3"] += launch(SIZE, seconds, part, True)[0]
-        times["without communication"] += launch(SIZE, seconds, part, False)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        data = {"data": write_text(folder)}
+        whole = settings | data | {"batch_size": arguments.batch_size, "threads": SIZE}
+        part = settings | data | {"batch_size": arguments.batch_size // SIZE, "threads": 1}
+        for _ in range(arguments.rounds):  # taking turns, for a machine is not always equally fast
+            times["single"] += launch(1, seconds, whole, True)[0]
+            times["stage 3"] += launch(SIZE, seconds, part, True)[0]
+            times["without communication"] += launch(SIZE, seconds, part, False)[0]
     medians = {name: statistics.median(found) for name, found in times.items()}
     tokens = arguments.batch_size * settings["seq_length"]
     result = {
