@@ -93,7 +93,8 @@ class Copies(Allocation):
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_: Any) -> None:
         """Fill the output."""
-        output_tensor.view(-1, input_tensor.numel()).copy_(input_tensor.view(1, -1))
+        own = input_tensor.clone()  # FSDP2 gives a part of the output
+        output_tensor.view(-1, own.numel()).copy_(own.view(1, -1))
 
 
 class Part(Allocation):
