@@ -39,10 +39,10 @@ def total_norm(
             on whom to ask, also where one of them has no gradient.
         process_group: ranks that hold other parameters than this one, whose squares count too.
     """
-    squares: dict[tuple[object, ...], Tensor] = {}
+    squares: dict[tuple[torch.device, tuple[ProcessGroup, ...]], Tensor] = {}
 
     def squares_of(tensor: Tensor) -> Tensor:
-        key = tensor.device, *groups_of(tensor, sharded_only=True)
+        key = tensor.device, groups_of(tensor, sharded_only=True)
         if key not in squares:
             squares[key] = torch.zeros((), dtype=torch.float64, device=tensor.device)
         return squares[key]
@@ -53,7 +53,7 @@ def total_norm(
         own = squares_of(gradient)
         for _, (tile,) in tiles([local(gradient)]):
             own += tile.double().square().sum()
-    totals = [over_ranks(own, "SUM", groups) for (_, *groups), own in squares.items()]
+    totals = [over_ranks(own, "SUM", groups) for (_, groups), own in squares.items()]
     first, *others = totals or [torch.zeros((), dtype=torch.float64)]
     for other in others:
         first = first + other.to(first.device)
