@@ -234,11 +234,11 @@ def test_a_checkpoint_outside_its_run_is_refused(train, tmp_path):
 def test_a_full_disk_is_told_in_one_line(train, tiny, tmp_path, monkeypatch):
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from halfword.checkpoint import CheckpointError, folder
+    from halfword.checkpoint import CheckpointError, tensors
 
     def full(*args, **kwargs):
         raise CheckpointException("write", {0: (OSError(28, "No space left on device"), None)})
 
-    monkeypatch.setattr(folder, "save", full)
+    monkeypatch.setattr(tensors, "save", full)
     with pytest.raises(CheckpointError, match="could not be written: .*No space left on device"):
         train("run", num_steps=2)
