@@ -17,6 +17,7 @@ from halfword.checkpoint import checkpoints, read_manifest
 from halfword.train import config as settings
 from halfword.train.config import TrainConfig
 from halfword.train.export import export, inspect
+from halfword.train.loop import Stop
 from halfword.train.world import World
 from ranks import start_command
 
@@ -213,6 +214,18 @@ def test_other_ranks_go_on_from_where_all_were(words, tmp_path, capsys):
     assert '"micro_batches": 60' in (newest / "state.json").read_text()
     export(run, tmp_path / "model", "fp32", Console(quiet=True))
     inspect(run, Console(quiet=True))
+
+
+def test_a_signal_that_comes_while_ranks_agree_is_not_lost():
+    stop = Stop()
+
+    class Interrupted(World):
+        def max(self, value: int) -> int:
+            stop.signal_number = signal.SIGTERM
+            return value
+
+    assert not stop.agree(Interrupted())
+    assert stop.agree(World())
 
 
 def test_threads_are_shared_among_the_processes_of_a_machine(monkeypatch):

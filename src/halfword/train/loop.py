@@ -36,8 +36,10 @@ class Stop:
 
     def agree(self, world: World) -> bool:
         """Make it one decision of all ranks, for a signal reaches them at different moments."""
-        self.signal_number = world.max(self.signal_number)
-        return self.requested
+        agreed = world.max(self.signal_number)
+        if agreed:  # else a signal may have come meanwhile: it counts the next time
+            self.signal_number = agreed
+        return agreed > 0
 
 
 class Stopped(Exception):  # noqa: N818
