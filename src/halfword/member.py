@@ -19,7 +19,7 @@ from halfword.settings import (
     slot_formats,
     weight_format,
 )
-from halfword.shards import check_blocks, is_sharded, local, part_of, place_of
+from halfword.shards import aligned, check_blocks, is_sharded, local, part_of, place_of
 from halfword.stored import (
     WEIGHT_KEYS,
     Stored,
@@ -41,6 +41,7 @@ class Member:
         identity: the 64-bit number that its noise depends on.
         rule: the update of its group.
         is_captured: whether a graph may capture its steps: their numbers are on the device then.
+        is_sharded: whether the parameter is a DTensor.
         place: where this rank's part of the parameter lies in the whole.
     """
 
@@ -60,6 +61,7 @@ class Member:
         names = group.get("param_names")
         self.label = f"parameter {names[index]!r}" if names else f"parameter {position}"
         check_parameter(self.parameter, self.label)
+        self.is_sharded = is_sharded(self.parameter)
         self.place = place_of(self.parameter, self.label)
         self.weight_format = weight_format(group["master_weights"], self.parameter, self.label)
         self.slot_formats = slot_formats(group["moments"], rule, self.parameter.shape)
@@ -114,15 +116,20 @@ class Member:
         state |= make_weight(self.weight_format, self.parameter)
         return state | self._make_slots(self.rule.slots)
 
-    def check_gradient(self, gradient: Tensor) -> None:
-        """Raise ValueError for a gradient that is sparse or not real: no backend takes it."""
+    def usable(self, gradient: Tensor) -> Tensor:
+        """Return a gradient laid out as the parameter.
+
+        Raises:
+            ValueError: it is sparse or not real: no backend takes it.
+        """
         if gradient.layout is not torch.strided:
             raise ValueError(
                 f"{self.label} has a sparse gradient: make it dense, nn.Embedding by sparse=False"
             )
-        if not gradient.is_floating_point():
+        if not gradient.dtype.is_floating_point:
             dtype = dtype_name(gradient.dtype)
             raise ValueError(f"{self.label} has a gradient of dtype {dtype}: it must be real")
+        return aligned(gradient, self.parameter) if self.is_sharded else gradient
 
     def weight(self) -> Stored:
         """Return the weight's planes."""
@@ -149,12 +156,11 @@ class Member:
             scalars: the rule's, FP32 values.
             step: the parameter's own.
         """
-        if gradient.requires_grad:
-            gradient = gradient.detach()
-        weight, slots, kept = *(self._stored or (self.weight(), self.slots())), self._kept
-        if is_sharded(self.parameter):  # FSDP2 may have exchanged what is behind it
-            weight, slots, kept = self.weight(), self.slots(), {}
-        return Work(self.rule, scalars, weight, slots, local(gradient), scale, step, kept=kept)
+        if self.is_sharded or self._stored is None:  # FSDP2 may exchange what is behind it
+            weight, slots, gradient = self.weight(), self.slots(), local(gradient)
+            return Work(self.rule, scalars, weight, slots, gradient, scale, step)
+        weight, slots = self._stored
+        return Work(self.rule, scalars, weight, slots, gradient, scale, step, self._kept)
 
     def entries(self, gradient: Tensor | None) -> Iterator[tuple[str, str, Tensor]]:
         """Yield ``(component, plane, tensor)`` of all that is held, for counting its memory."""

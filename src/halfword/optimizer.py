@@ -21,7 +21,7 @@ from halfword.members import Members, make_members, make_states, plan_load, repo
 from halfword.memory import Memory, measure
 from halfword.release import GLOBAL_CLIPPING, Release, check_release
 from halfword.rules import Rule
-from halfword.shards import aligned, part_of, wrap
+from halfword.shards import part_of, wrap
 from halfword.stored import adopt, decode_all, write_all
 
 
@@ -210,7 +210,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def memory(self) -> Memory:
         """Return what parameters, gradients and states hold now, by component and plane."""
-        entries = (member.entries(self._gradient(member.parameter)) for member in self._members())
+        entries = (member.entries(self._gradient(member)) for member in self._members())
         return measure(chain.from_iterable(entries), sum(p.numel() for p in self.parameters()))
 
     @_disable_dynamo
@@ -260,20 +260,16 @@ class Optimizer(torch.optim.Optimizer):
         members.ensure_states(self.state, [member])
         return member
 
-    def _gradient(self, parameter: Tensor) -> Tensor | None:
+    def _gradient(self, member: Member) -> Tensor | None:
+        parameter = member.parameter
         buffers = self._accumulation.buffers if self._accumulation else None
         gradient = buffers.get(parameter, parameter.grad) if buffers else parameter.grad
-        return None if gradient is None else aligned(gradient, parameter)
+        return None if gradient is None else member.usable(gradient)
 
     def _pending(self) -> list[tuple[Member, Tensor]]:
         """Return the members that have a gradient, with it."""
-        pending = []
-        for member in self._members():
-            gradient = self._gradient(member.parameter)
-            if gradient is not None:
-                member.check_gradient(gradient)
-                pending.append((member, gradient))
-        return pending
+        found = [(member, self._gradient(member)) for member in self._members()]
+        return [(member, gradient) for member, gradient in found if gradient is not None]
 
     def _update(self, pending: Pending, coefficient: float | Tensor) -> None:
         members = self._kept_members
@@ -291,10 +287,11 @@ class Optimizer(torch.optim.Optimizer):
         """Update a parameter if it has a gradient, and free that."""
         if self._accumulation is not None and not self._accumulation.closed:
             self._accumulation.collect(parameter)
-        gradient = self._gradient(parameter)
+        members = self._kept_members if is_fresh else self._members()
+        member = members.find(parameter)
+        gradient = self._gradient(member)
         if gradient is not None:
-            members = self._kept_members if is_fresh else self._members()
-            self._update([(members.find(parameter), gradient)], release.clip(gradient))
+            self._update([(member, gradient)], release.clip(gradient))
             parameter.grad = None
             if self._accumulation is not None:
                 self._accumulation.buffers.pop(parameter, None)

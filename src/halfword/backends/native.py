@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from halfword.backends import reference
 from halfword.backends.batches import GRADIENTS, Batch, Batches, obstacle, planes_of
 from halfword.backends.compiling import CompileError, load
+from halfword.backends.exchange import WORDS, Exchange
 from halfword.backends.pieces import HEADERS, Pieces, pieces
 from halfword.backends.reference import say_once
 from halfword.backends.work import Work
@@ -39,7 +41,7 @@ def step(works: Sequence[Work]) -> None:
         return
     batches: Batches[Call] | None = works[0].kept.get("native")
     if batches is None or not batches.fit(works):
-        batches = works[0].kept["native"] = Batches(works, native.places, Call)
+        batches = works[0].kept["native"] = Batches(works, native.places, native.call)
     for batch in batches.batches:
         native.step(batch, works)
     reference.step([works[number] for number in batches.left])
@@ -62,7 +64,11 @@ def library() -> "Library | CompileError":
 
 
 class Library:
-    """The compiled pieces, and the one function that puts them together."""
+    """The compiled pieces, and the one function that puts them together.
+
+    Attributes:
+        exchange: sees what tensors are.
+    """
 
     def __init__(self, pieces: Pieces, compiled: ctypes.CDLL) -> None:
         self._rules = {id(RULES[name]): place for name, place in pieces.rules.items()}
@@ -73,16 +79,22 @@ class Library:
         self._step.argtypes = (pointer, pointer, integer, integer, pointer, pointer)
         self._step.restype = None
         self._openmp = _openmp()
+        self.exchange = Exchange(compiled)
+
+    def call(self, places: Places, numbers: list[int], works: Sequence[Work]) -> "Call":
+        """Make a call of some of the works."""
+        return Call(self.exchange, places, numbers, works)
 
     def step(self, call: "Call", works: Sequence[Work]) -> None:
         """Update the works of a call."""
         chosen = call.chosen(works)
         _alive = call.fill_step(chosen)
+        # Before the step, which leaves no tensor in the caches.
+        torch.autograd.graph.increment_version(call.planes)
         self._step(
             *(call.table.buffer_info()[0], call.rows.buffer_info()[0], len(chosen)),
             *(torch.get_num_threads(), *self._openmp),
         )
-        torch.autograd.graph.increment_version(call.planes)
 
     def places(self, work: Work) -> Places | None:
         """Return the places of a work's rule and formats; None where the reference must run."""
@@ -106,7 +118,9 @@ class Call(Batch):
         table: the places of rule and formats, the gradient's last.
     """
 
-    def __init__(self, places: Places, numbers: list[int], works: Sequence[Work]) -> None:
+    def __init__(
+        self, exchange: Exchange, places: Places, numbers: list[int], works: Sequence[Work]
+    ) -> None:
         chosen = [works[number] for number in numbers]
         # Zeros are filled in at each step.
         rows = [
@@ -120,10 +134,20 @@ class Call(Batch):
         ]
         super().__init__(numbers, works, rows)
         self.table = array("q", (*places, GRADIENTS.index(chosen[0].gradient.dtype)))
+        self._exchange = exchange
+        self._planes = exchange.see(self.planes)
+        self._gradients = exchange.see([work.gradient for work in chosen])
 
     def fits(self, works: Sequence[Work]) -> bool:
         """Whether the tensors are as they were, and the gradients what the call takes."""
-        return super().fits(works) and all(map(attrgetter("gradient.is_cpu"), self.chosen(works)))
+        gradients = list(map(attrgetter("gradient"), self.chosen(works)))
+        before, self._gradients = self._gradients, self._exchange.see(gradients)
+        return (
+            set(map(type, gradients)) <= {Tensor, Parameter}
+            and self._gradients[1::WORDS] == before[1::WORDS]
+            and self._gradients[2::WORDS] == before[2::WORDS]
+            and self._exchange.see(self.planes) == self._planes
+        )
 
     def fill_step(self, chosen: Sequence[Work]) -> list[Any]:
         """Write the words of this step, and return what they point into."""
@@ -136,11 +160,10 @@ class Call(Batch):
                 alive.append(array("d", (scale, *scalars)))
                 address = alive[-1].buffer_info()[0]
             addresses.append(address)
-        gradients = list(map(attrgetter("gradient"), chosen))
         self.fill(2, addresses)
         self.fill(3, array("Q", map(attrgetter("step"), chosen)))
-        self.fill(-1, array("Q", map(Tensor.data_ptr, gradients)))
-        return [alive, gradients]
+        self.fill(-1, self._gradients[::WORDS])
+        return [alive, list(map(attrgetter("gradient"), chosen))]
 
 
 def _openmp() -> tuple[int | None, int | None]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from halfword.backends.batches import Batch, planes_of
 from halfword.backends.triton_kernels import TILE, ClockKernel, Kernels
@@ -40,14 +41,24 @@ class Launch(Batch):
         rows, self._full, self._rest = _layout(chosen, self._aligned)
         self._tables = Tables()
         super().__init__(numbers, works, rows)
+        self._dtype = chosen[0].gradient.dtype
+        self._counts = [work.gradient.numel() for work in chosen]
+        self._addresses = array("Q", map(Tensor.data_ptr, self.planes))
+        self._sizes = list(map(attrgetter("nbytes"), self.planes))
 
     def fits(self, works: Sequence[Work]) -> bool:
         """Whether the tensors are as they were, and the gradients what the launch takes."""
         gradients = [work.gradient for work in self.chosen(works)]
         return (
-            super().fits(works)
+            set(map(type, gradients)) <= {Tensor, Parameter}
+            and set(map(attrgetter("dtype"), gradients)) == {self._dtype}
             and set(map(attrgetter("device"), gradients)) == {self._shared.device}
+            and list(map(Tensor.numel, gradients)) == self._counts
+            and all(map(Tensor.is_contiguous, gradients))
             and _aligned(gradients) == self._aligned
+            and array("Q", map(Tensor.data_ptr, self.planes)) == self._addresses
+            and list(map(attrgetter("nbytes"), self.planes)) == self._sizes
+            and all(map(Tensor.is_contiguous, self.planes))
         )
 
     def run(self, works: Sequence[Work]) -> None:

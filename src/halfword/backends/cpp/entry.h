@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "exchange.h"
 #include "half.h"
 #include "plain.h"
 #include "threads.h"
@@ -29,4 +30,19 @@ extern "C" __attribute__((visibility("default"))) void halfword_step(
     formats[1 + rule.num_slots] = &GRADIENTS[parts[2 + rule.num_slots]];
     const Works works(rule, formats, words, num_works);
     step(works, num_threads, parallel, number);
+}
+
+// Writes what each tensor is; the caller holds Python's lock. Where one cannot be told of, returns
+// false, with Python's error set.
+extern "C" __attribute__((visibility("default"))) bool halfword_see(
+    const halfword::DLPackExchangeAPI* api, void* const* tensors, std::int64_t num_tensors,
+    halfword::Seen* seen) {
+    for (std::int64_t t = 0; t < num_tensors; ++t) {
+        halfword::DLTensor tensor;
+        // Their memory is cold: the one ahead comes while this one is looked at.
+        if (t + 8 < num_tensors) __builtin_prefetch(tensors[t + 8]);
+        if (api->dltensor_from_py_object(tensors[t], &tensor)) return false;
+        seen[t] = halfword::Seen(tensor);
+    }
+    return true;
 }
