@@ -68,7 +68,7 @@ def main() -> int:
     check_bits()
     results = [
         *dense(arguments.parameters, arguments.rounds),
-        *eight_bit_peers(arguments.parameters // 64),
+        *eight_bit_peers(arguments.parameters),
         *stale_rows(arguments.parameters // 4, arguments.rounds),
         *small_tensors(arguments.small, arguments.rounds),
         *first_use(),
@@ -121,7 +121,7 @@ def dense(parameters: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def eight_bit_peers(parameters: int, rounds: int = 3) -> list[dict[str, Any]]:
-    """Time the 8-bit AdamW of others, on fewer parameters since they take long, beside ours."""
+    """Time the 8-bit AdamW of others, in fewer rounds since they take long, beside ours."""
     shape = (parameters // 1024, 1024)
     arms = {"split + int8": _halfword_arm([shape], "split + int8")}
     for package, module in (("torchao", "torchao.optim"), ("bitsandbytes", "bitsandbytes.optim")):
