@@ -59,7 +59,8 @@ def train(
     from halfword.train.world import TIMEOUT_S, World
 
     given = {name: value for name, value in flags.items() if value is not None}
-    world = World.join(given.get("timeout", TIMEOUT_S))
+    timeout_s = given.get("timeout", TIMEOUT_S)
+    world = World.join(timeout_s if timeout_s > 0 else TIMEOUT_S)  # a wrong one is told of below
     try:
         settings = world.publish("settings", lambda: configure(config, given).model_dump_json())
         console = Console(quiet=not world.is_first)

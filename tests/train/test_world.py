@@ -15,6 +15,7 @@ from rich.console import Console
 
 from halfword.checkpoint import checkpoints, read_manifest
 from halfword.train import config as settings
+from halfword.train import world
 from halfword.train.config import TrainConfig
 from halfword.train.export import export, inspect
 from halfword.train.loop import Stop
@@ -194,6 +195,15 @@ def test_a_wrong_setting_is_told_in_one_line_by_one_rank(words, tmp_path, more, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_wrong_timeout_is_told_as_other_settings_are(words, tmp_path):
+    """The other rank waits for the default one; torchrun would end it."""
+    processes = start_command(2, tmp_path, words("run", "--timeout", "0"))
+    assert ended(processes[:1], 3 * TIMEOUT_S) == [2]
+    assert ended(processes[1:], 0) == [None]
+    line = "halfword train: --timeout 0: should be greater than or equal to 1"
+    assert complaints(tmp_path) == [line]
+
+
 def test_other_ranks_go_on_from_where_all_were(words, tmp_path, capsys):
     """2 ranks, then 1, then 3: no sequence twice, none left out, and the files are one run's."""
     from halfword.cli import main
@@ -241,3 +251,31 @@ def test_a_process_alone_needs_no_other(monkeypatch):
     world = World.join()
     assert (world.rank, world.size, world.sum(2.5), world.max(3)) == (0, 1, 2.5, 3)
     assert world.publish("key", lambda: "value") == "value"
+
+
+def test_a_process_that_torchrun_started_alone_ends_with_it_too(monkeypatch):
+    ends = []
+    monkeypatch.setattr(world, "_end_with_launcher", lambda: ends.append(True))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    World.join()
+    assert not ends
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    World.join()
+    assert ends
+
+
+def test_others_that_cannot_be_met_are_told_of_in_one_line(monkeypatch, capsys):
+    from halfword.cli import main
+
+    monkeypatch.setattr(world, "_end_with_launcher", lambda: None)
+    numbers = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, number in numbers.items():
+        monkeypatch.setenv(name, number)
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(["train"]) == 2
+    line = "halfword train: WORLD_SIZE 2: RANK is not set; start by torchrun"
+    assert capsys.readouterr().err.splitlines() == [line]
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", "--timeout", "1"]) == 1
+    line = "halfword train: rank 1 of 2 has not met the others within 1 s"
+    assert capsys.readouterr().err.splitlines() == [line]

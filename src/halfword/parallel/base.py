@@ -46,6 +46,8 @@ class Parallel(nn.Module):
 
     def attach(self, optimizer: Optimizer) -> None:
         """Keep the ranks' weights equal to what this optimizer writes."""
+        optimizer.register_step_post_hook(lambda *_: self.share_weights())
+        optimizer.register_load_state_dict_post_hook(lambda _: self.share_weights())
 
     def accumulate_in_fp32(self, optimizer: Optimizer) -> Accumulation:
         """Do as the optimizer's own method, but add sums over ranks before they are rounded."""

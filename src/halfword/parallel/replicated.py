@@ -71,9 +71,12 @@ class Replicated(Parallel):
                 hook(view)
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Keep the ranks' weights equal to what this optimizer writes."""
-        optimizer.register_step_post_hook(lambda *_: self.share_weights())
-        optimizer.register_load_state_dict_post_hook(lambda _: self.share_weights())
+        """Keep the ranks' weights equal to what this optimizer writes.
+
+        Its step raises ValueError where gradients came by another way than ``backward``.
+        """
+        super().attach(optimizer)
+        optimizer.register_step_pre_hook(lambda *_: self._check_gradients())
         self._is_attached = True
 
     def accumulate_in_fp32(self, optimizer: Optimizer) -> Accumulation:
@@ -108,12 +111,21 @@ class Replicated(Parallel):
         """Load a state dict of the model, laid out as ``state_dict`` returns it, or whole."""
         weights = dict(state_dict)
         for name, view in self.state_dict(keep_vars=True).items():
-            if name in weights and isinstance(view, Tensor) and is_sharded(view):
+            if name not in weights or not isinstance(view, Tensor) or not is_sharded(view):
+                continue
+            if weights[name].shape == view.shape:  # others are told of below, with all names
                 local(view).copy_(part_of(weights.pop(name), view))
         self.share_weights()
         whole = self.module.module.state_dict()
         shared = {name: whole[name] for name in state_dict.keys() - weights.keys()}
         return self.module.module.load_state_dict(weights | shared, *args, **named)
+
+    def _check_gradients(self) -> None:
+        if any(parameter.grad is not None for parameter in self._views):
+            raise ValueError(
+                "gradients have not reached the optimizer: call model.backward(loss) "
+                "for loss.backward()"
+            )
 
     def _view(self, parameter: nn.Parameter) -> nn.Parameter:
         view = parameter.detach()

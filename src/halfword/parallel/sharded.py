@@ -34,6 +34,7 @@ class Sharded(Parallel):
     ) -> None:
         super().__init__(model)
         self._size = mesh.size(-1)
+        self._accumulation: Accumulation | None = None
         self.units: list[FSDPModule] = []
         pin_memory = mesh.device_type != "cpu"
         for unit in (*units, model):
@@ -46,7 +47,9 @@ class Sharded(Parallel):
                 offload_policy=CPUOffloadPolicy(pin_memory) if cpu_offload else OffloadPolicy(),
             )
             assert isinstance(unit, FSDPModule)
-            unit.set_gradient_divide_factor(reduction.divisor)
+            if reduction.divisor == 1:
+                # Else FSDP2 is not told: told, it divides twice where each rank has a whole copy.
+                unit.set_gradient_divide_factor(1)
             unit.set_force_sum_reduction_for_comms(True)  # gloo has no averages
             self.units.append(unit)
 
@@ -54,13 +57,15 @@ class Sharded(Parallel):
         """Run the model; all ranks must."""
         outputs = super().forward(*inputs, **named)
         if not torch.is_grad_enabled():  # no backward pass will do it
-            for unit in self.units:
-                unit.reshard()
+            self.share_weights()
         return outputs
 
     def accumulate_in_fp32(self, optimizer: Optimizer) -> Accumulation:
         """Do as the optimizer's own method, but add sums over ranks before they are rounded."""
         handle = optimizer.accumulate_in_fp32()
+        if handle is self._accumulation:
+            return handle
+        self._accumulation = handle
         claimed: set[nn.Parameter] = set()
         for unit in self.units:
             assert isinstance(unit, nn.Module)
@@ -73,6 +78,11 @@ class Sharded(Parallel):
                 hook = watch(parameter, sums.put)
                 parameter._post_accumulate_grad_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
         return handle
+
+    def share_weights(self) -> None:
+        """Give up whole weights, which a forward pass without a backward pass leaves behind."""
+        for unit in self.units:
+            unit.reshard()
 
 
 class UnitSums:

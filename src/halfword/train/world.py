@@ -55,14 +55,27 @@ class World:
 
     @classmethod
     def join(cls, timeout_s: float = TIMEOUT_S) -> "World":
-        """Return the world that torchrun started this process in, or a world of one."""
+        """Return the world that torchrun started this process in, or a world of one.
+
+        Raises:
+            UsageError: there should be others, and nothing says where.
+            ConnectionError: they do not answer.
+        """
         size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size > 1 or distributed.is_torchelastic_launched():
+            _end_with_launcher()
         if size == 1:
             return cls()
-        _end_with_launcher()
+        for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise UsageError("WORLD_SIZE", size, f"{name} is not set; start by torchrun")
         rank, local_rank = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
         timeout = timedelta(seconds=timeout_s)
-        store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        try:
+            store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        except distributed.DistError:
+            problem = f"rank {rank} of {size} has not met the others within {timeout_s:g} s"
+            raise ConnectionError(problem) from None
         store.set_timeout(timeout)
         return cls(rank, size, local_rank, store)
 

@@ -1,0 +1,120 @@
+"""Loops of a user's own on two ranks: a call too much or too few must not change bits in silence."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from halfword import AdamW
+from halfword.parallel import Parallel, parallelize
+from parallel_cases import STAGES, Digests, digest, digests
+from ranks import launch
+
+SIZE = 2
+
+
+def made(stage: int, mesh: DeviceMesh) -> tuple[Parallel, AdamW]:
+    """A small model and its optimizer."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).bfloat16()
+    model = parallelize(layers, stage, mesh, units=[layers[0]])
+    optimizer = AdamW(list(model.named_parameters()), lr=1e-2)
+    model.attach(optimizer)
+    return model, optimizer
+
+
+def inputs(mesh: DeviceMesh) -> torch.Tensor:
+    return torch.full((2, 6), mesh.get_rank() + 1.0).bfloat16()
+
+
+def stepped(stage: int, mesh: DeviceMesh, accumulate: int = 0) -> Digests:
+    """Planes after a step on gradients of two passes, accumulated after so many calls."""
+    model, optimizer = made(stage, mesh)
+    for _ in range(accumulate):
+        model.accumulate_in_fp32(optimizer)
+    for _ in range(2):
+        model.backward(model(inputs(mesh)).float().square().mean())
+    optimizer.step()
+    return digests(model, optimizer)
+
+
+def looked_at(stage: int, mesh: DeviceMesh, forward_only: bool) -> str:
+    """Outputs after a step, before which a forward pass without a backward pass may have come."""
+    model, optimizer = made(stage, mesh)
+    model.backward(model(inputs(mesh)).float().square().mean())
+    if forward_only:
+        model(inputs(mesh))
+    optimizer.step()
+    return digest(model(inputs(mesh)).detach())
+
+
+def without_backward(stage: int, mesh: DeviceMesh) -> str:
+    """The error where ``loss.backward()`` was called."""
+    model, optimizer = made(stage, mesh)
+    model(inputs(mesh)).float().square().mean().backward()
+    return message_of(optimizer.step)
+
+
+def wrong_shape(stage: int, mesh: DeviceMesh) -> str:
+    """The error for a state dict with one row of a weight."""
+    model, _ = made(stage, mesh)
+    wrong = {**model.state_dict(), "0.weight": torch.zeros(1, 6).bfloat16()}
+    return message_of(functools.partial(model.load_state_dict, wrong))
+
+
+def message_of(call: Any) -> str:
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return "nothing"
+
+
+def run_all(rank: int, size: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (size,))
+    copies = init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicate", "shard"))
+    return {
+        "stepped": {stage: stepped(stage, mesh) for stage in STAGES},
+        "copies": {stage: stepped(stage, copies) for stage in STAGES},
+        "once": {stage: stepped(stage, mesh, accumulate=1) for stage in STAGES},
+        "twice": {stage: stepped(stage, mesh, accumulate=2) for stage in STAGES},
+        "after a step": {stage: looked_at(stage, mesh, False) for stage in STAGES},
+        "after a look": {stage: looked_at(stage, mesh, True) for stage in STAGES},
+        "without backward": {stage: without_backward(stage, mesh) for stage in (0, 1)},
+        "wrong shape": {stage: wrong_shape(stage, mesh) for stage in STAGES},
+    }
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return launch(SIZE, run_all)
+
+
+def test_copies_alone_average_gradients_as_shards_do(found):
+    for rank in found:
+        assert rank["copies"] == rank["stepped"]
+
+
+def test_to_accumulate_twice_is_to_accumulate_once(found):
+    for rank in found:
+        assert rank["twice"] == rank["once"]
+
+
+def test_a_forward_pass_alone_leaves_no_stale_weights(found):
+    for rank in found:
+        assert rank["after a look"] == rank["after a step"]
+
+
+def test_gradients_that_miss_the_optimizer_are_told_of(found):
+    for rank in found:
+        for message in rank["without backward"].values():
+            assert message.endswith("call model.backward(loss) for loss.backward()")
+
+
+def test_a_weight_of_another_shape_is_refused_on_all_ranks(found):
+    for rank in found:
+        for message in rank["wrong shape"].values():
+            assert "size mismatch for 0.weight" in message
