@@ -1,4 +1,4 @@
-"""Loops of a user's own on two ranks: a call too much or too few must not change bits in silence."""
+"""Loops of a user's own on two ranks: a call too much or too few changes no bits in silence."""
 
 import functools
 from typing import Any
