@@ -10,6 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from halfword import AdamW
 from halfword.parallel import Parallel, parallelize
+from halfword.shards import local
+from helpers import same
 from parallel_cases import STAGES, Digests, digest, digests
 from ranks import launch
 
@@ -73,6 +75,48 @@ def message_of(call: Any) -> str:
     return "nothing"
 
 
+def sums(rank: int, size: int) -> dict[int, bool]:
+    """Whether the first backward pass of a process adds up as later ones do, to the last bit."""
+    mesh = init_device_mesh("cpu", (size,))
+    found = {}
+    for stage in STAGES:
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(nn.Linear(400, 400) for _ in range(5))).bfloat16()  # > 1 MiB
+        model = parallelize(layers, stage, mesh)
+        optimizer = AdamW(list(model.named_parameters()))
+        model.attach(optimizer)
+        handle = model.accumulate_in_fp32(optimizer)
+        # Of such magnitudes that the order of ranks shows.
+        batch = torch.randn(4, 400) * torch.logspace(-6, 6, 400) * 10.0 ** (3 * rank - 4)
+        passes = []
+        for _ in range(2):
+            model.backward(1e-6 * model(batch.bfloat16()).float().square().mean())
+            passes.append({p: local(buffer) for p, buffer in handle.buffers.items()})
+            optimizer.zero_grad()
+        first, second = passes
+        found[stage] = all(same(first[p], second[p]) for p in first)
+    return found
+
+
+def unused(rank: int, size: int) -> dict[int, Digests]:
+    """Planes after steps of a model with a weight that no output depends on."""
+    mesh = init_device_mesh("cpu", (size,))
+    found = {}
+    for stage in STAGES:
+        torch.manual_seed(0)
+        layer = nn.Linear(6, 5)
+        layer.unused = nn.Parameter(torch.ones(3))
+        model = parallelize(layer.bfloat16(), stage, mesh)
+        optimizer = AdamW(list(model.named_parameters()))
+        model.attach(optimizer)
+        for _ in range(2):
+            model.backward(model(inputs(mesh)).float().square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        found[stage] = digests(model, optimizer)
+    return found
+
+
 def run_all(rank: int, size: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (size,))
     copies = init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicate", "shard"))
@@ -91,6 +135,17 @@ def run_all(rank: int, size: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     return launch(SIZE, run_all)
+
+
+def test_the_first_backward_pass_adds_up_as_later_ones_do():
+    """Else a resumed run, whose first pass is a later one of the run that went on, would differ."""
+    for rank in launch(3, sums):
+        assert rank == dict.fromkeys(STAGES, True)
+
+
+def test_a_weight_that_is_not_used_stays_in_every_stage():
+    for rank in launch(SIZE, unused):
+        assert all(rank[stage] == rank[0] for stage in STAGES)
 
 
 def test_copies_alone_average_gradients_as_shards_do(found):

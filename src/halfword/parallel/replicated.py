@@ -36,7 +36,13 @@ class Replicated(Parallel):
     ) -> None:
         group = mesh.get_group() if mesh.ndim == 1 else None
         ddp = DistributedDataParallel(
-            model, process_group=group, forward_sync_buffers=False, gradient_as_bucket_view=True
+            model,
+            process_group=group,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            # Else DDP lays its buckets out anew after the first backward pass, and ranks add up in
+            # another order: a run that is resumed would differ from one that goes on.
+            find_unused_parameters=True,
         )
         self._reducer = Reducer(group, reduction)
         ddp.register_comm_hook(self._reducer, Reducer.reduce)
@@ -60,7 +66,9 @@ class Replicated(Parallel):
                 view.grad = view.grad.clone()
         super().backward(loss)
         for parameter, view in self._views.items():
-            if parameter.grad is None:
+            if parameter.grad is None:  # no rank used it
+                for sums in self._reducer.wanted_sums():
+                    sums.pop(parameter, None)
                 continue
             gradient = self._part(parameter.grad, view)
             view.grad = gradient if view.grad is None else view.grad + gradient
