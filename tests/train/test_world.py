@@ -60,7 +60,7 @@ def complaints(folder: Path) -> list[str]:
     return [line for line in lines if line.startswith("halfword")]
 
 
-def wait_for_rows(run: Path, count: int, within_s: float = 60) -> None:
+def wait_for_rows(run: Path, count: int, within_s: float = 300) -> None:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if (run / "metrics.csv").exists() and len(rows(run)) >= count:
