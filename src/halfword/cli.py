@@ -90,6 +90,20 @@ def compare(
     return NONFINITE if compare(runs, output, Console()).has_nonfinite else 0
 
 
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN ...", help="run folders or step,loss CSV files")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="the page, an .html file")
+    ] = Path("report.html"),
+) -> int:
+    """Show runs on one self-contained page with charts that zoom and answer to hovering."""
+    from halfword.report import report
+
+    return NONFINITE if report(runs, output, Console()).has_nonfinite else 0
+
+
 def export(
     source: Annotated[Path, typer.Argument(metavar="DIR", help="a run's folder or a checkpoint")],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the model, new")],
@@ -155,7 +169,7 @@ def _commands() -> Any:
     )
     app.callback(invoke_without_command=True)(_halfword)
     app.command()(_with_settings(train))
-    for command in (compare, export, inspect, doctor, demo):
+    for command in (compare, report, export, inspect, doctor, demo):
         app.command()(command)
     return typer.main.get_command(app)
 

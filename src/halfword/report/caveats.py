@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halfword.report.runs import Run, Summary
+from halfword.report.facts import differing_facts, short
+from halfword.report.runs import Run
 
 # Differences here are the subject of a comparison or cannot change its numbers; `device` and
 # `threads` are compared as the run found them, not as it was asked.
@@ -24,11 +25,9 @@ def caveats(runs: Sequence[Run], common: NDArray[np.int64]) -> tuple[str, ...]:
     if any(len(run.history.steps) > len(common) for run in runs):
         found.append(_different_steps(runs, common))
     found += _different_evaluations(runs)
-    facts = {run.label: _facts(run.summary) for run in runs if run.summary}
-    for name in dict.fromkeys(name for known in facts.values() for name in known):
-        found += _different_fact(
-            name, {label: known[name] for label, known in facts.items() if name in known}
-        )
+    for name, values in differing_facts(runs).items():
+        if name not in UNREMARKABLE_SETTINGS:
+            found.append(_different_fact(name, values))
     return tuple(found)
 
 
@@ -89,26 +88,6 @@ def _different_evaluations(runs: Sequence[Run]) -> list[str]:
     return [f"evaluation losses are from different steps: {each}"]
 
 
-def _facts(summary: Summary) -> dict[str, Any]:
-    facts = {f"corpus {name}": value for name, value in summary.corpus.items()}
-    facts |= {
-        name: setting
-        for name, setting in summary.settings.model_dump().items()
-        if name not in UNREMARKABLE_SETTINGS
-    }
-    facts |= {f"{name} version": version for name, version in summary.versions.items()}
-    facts |= {f"device {name}": value for name, value in summary.device.items()}
-    return facts
-
-
-def _different_fact(name: str, values: dict[str, Any]) -> list[str]:
-    first = next(iter(values.values()))
-    if all(value == first for value in values.values()):
-        return []
-    each = ", ".join(f"`{label}` {_short(value)}" for label, value in values.items())
-    return [f"{name} differs: {each}"]
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else text[:24] + "..."
+def _different_fact(name: str, values: dict[str, Any]) -> str:
+    each = ", ".join(f"`{label}` {short(value)}" for label, value in values.items())
+    return f"{name} differs: {each}"

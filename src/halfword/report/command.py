@@ -1,4 +1,4 @@
-"""`compare`: read runs, hold them against each other, print and write what was found."""
+"""`compare` and `report`: read runs, hold them against each other, say and write what was found."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ from rich.text import Text
 
 from halfword.errors import UsageError
 from halfword.report.comparison import Comparison, build
+from halfword.report.html import check_output, write_html
 from halfword.report.page import remarks_on_equality, write
 from halfword.report.runs import load_runs
 from halfword.report.tables import tables
@@ -29,6 +30,25 @@ def compare(paths: Sequence[Path], output: Path, console: Console) -> Comparison
     comparison = build(load_runs(paths))
     written = write(comparison, output)
     _show(comparison, written, console)
+    return comparison
+
+
+def report(paths: Sequence[Path], output: Path, console: Console) -> Comparison:
+    """Show one run or more on a page that a browser opens without a network.
+
+    Args:
+        paths: as of `compare`; one alone is shown without a verdict.
+        output: an .html file; its folder is made if missing.
+        console: where the sentence goes.
+
+    Raises:
+        UsageError: a path is not a run, a file in it is damaged, or the output cannot be written.
+    """
+    check_output(output)
+    comparison = build(load_runs(paths, at_least=1))
+    write_html(comparison, output)
+    console.print(Text(comparison.sentence(), style="bold"), soft_wrap=True)
+    console.print(Text(f"Written: {output}"), soft_wrap=True)
     return comparison
 
 

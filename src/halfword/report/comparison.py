@@ -48,10 +48,19 @@ class Comparison:
         """The verdicts of the other runs against the first."""
         return self.verdicts[: len(self.runs) - 1]
 
+    def twins(self, index: int) -> list[int]:
+        """The runs whose losses equal those of one run, itself among them."""
+        pairs = combinations(range(len(self.runs)), 2)
+        twins = {index}
+        for pair, verdict in zip(pairs, self.verdicts, strict=True):
+            if index in pair and verdict.first_difference is None:
+                twins.update(pair)
+        return sorted(twins)
+
     def sentence(self) -> str:
         """What the comparison found: each run against the first, in loss and in memory."""
-        clauses: list[str] = []
         first = self.statistics[0]
+        clauses = [] if len(self.runs) > 1 else [self._alone()]
         for verdict, other in zip(self.against_first(), self.statistics[1:], strict=True):
             clause = str(verdict)
             if verdict.first_difference is not None:
@@ -61,6 +70,16 @@ class Comparison:
             whose = ", ".join(f"`{run.label}`" for run in self.runs if run.has_nonfinite)
             clauses.append(f"not every loss is finite ({whose})")
         return "; ".join(clauses) + "."
+
+    def _alone(self) -> str:
+        """What there is to say of one run."""
+        (run,), (statistics,) = self.runs, self.statistics
+        sizes = statistics.bytes_per_parameter
+        memory = f" and keeps {sizes['total']:.1f} bytes a parameter" if sizes else ""
+        return (
+            f"`{run.label}` has a loss of {statistics.final_loss:.4g}"
+            f" after {len(self.steps)} steps{memory}"
+        )
 
 
 def build(runs: tuple[Run, ...]) -> Comparison:

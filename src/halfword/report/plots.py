@@ -3,9 +3,8 @@
 Figures are made without pyplot, which keeps a global list of them and may look for a display.
 """
 
-import math
 import textwrap
-from itertools import combinations, cycle
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from halfword.report.comparison import Comparison
+from halfword.report.curves import SMOOTHED_PART, is_drawable, smooth, smoothing_span
 from halfword.report.history import spans
 from halfword.report.tables import component_title, components
 
@@ -28,7 +28,6 @@ COMPONENT_COLOURS = [
 ]  # fmt: skip
 INK, QUIET_INK, GRID = "#222222", "#666666", "#E6E6E6"
 WIDTH_INCHES, DOTS_PER_INCH = 8.0, 150  # 1200 pixels: sharp where a README shows 800
-SMOOTHED_PART = 40  # the span of the smoothing is one such part of the longest run's steps
 DASH_LENGTH = 2.0  # in line widths
 
 
@@ -36,15 +35,14 @@ def draw_loss(comparison: Comparison) -> Figure:
     """Losses above, their differences to the first run below; raw faint, smoothed strong."""
     figure = Figure((WIDTH_INCHES, 6.0), DOTS_PER_INCH, layout="constrained")
     losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=[5, 3])
-    longest = max(len(run.history.steps) for run in comparison.runs)
-    span = max(1, round(longest / SMOOTHED_PART))
+    span = smoothing_span(comparison)
     first_loss = comparison.runs[0].history.loss_at(comparison.steps)
     styles = _styles(comparison)
     mark_height = 0.04  # of the axes
     for run, style in zip(comparison.runs, styles, strict=True):
         history = run.history
         _draw_curve(losses, history.steps, history.loss, span, style)
-        gaps = spans(history.steps[~_drawable(history.loss)], among=history.steps)
+        gaps = spans(history.steps[~is_drawable(history.loss)], among=history.steps)
         for gap in gaps:
             _mark_gap(losses, gap, mark_height, style["color"])
         mark_height += 0.05 * bool(gaps)
@@ -109,38 +107,6 @@ def dress(axes: Axes, y_label: str) -> None:
     axes.grid(color=GRID, linewidth=0.8)
 
 
-def smooth(values: NDArray[np.float64], span: int) -> NDArray[np.float64]:
-    """Mean of the values around each one, their weights falling exponentially with distance.
-
-    A gap stays a gap, and nothing on one side of it has weight on the other. From one side only,
-    the curve would trail a falling loss by `span / 2` steps.
-    """
-    before, weight_before = _decaying_sums(values, span)
-    after, weight_after = (sums[::-1] for sums in _decaying_sums(values[::-1], span))
-    # Both sums hold the value itself, with weight 1. Dividing by the weights corrects the bias.
-    return (before + after - values) / (weight_before + weight_after - 1)
-
-
-def _decaying_sums(
-    values: NDArray[np.float64], span: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    decay = 1 - 2 / (span + 1)
-    sums: list[float] = []
-    weights: list[float] = []
-    total = weight = 0.0
-    for value, drawable in zip(values.tolist(), _drawable(values).tolist(), strict=True):
-        total = decay * total + value if drawable else 0.0
-        weight = decay * weight + 1 if drawable else 0.0
-        sums.append(total if drawable else math.nan)
-        weights.append(weight)
-    return np.array(sums), np.array(weights)
-
-
-def _drawable(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Not NaN and not Inf in FP32, which a loss is; beyond it, axis limits would overflow."""
-    return np.abs(values) <= np.finfo(np.float32).max
-
-
 def _draw_curve(
     axes: Axes,
     steps: NDArray[np.int64],
@@ -148,7 +114,7 @@ def _draw_curve(
     span: int,
     style: dict[str, Any],
 ) -> None:
-    drawable = _drawable(values)
+    drawable = is_drawable(values)
     # NaN breaks the line. A value between two gaps would leave no ink: it gets a dot.
     gapped = np.where(drawable, values, np.nan)
     beside = np.concatenate([[False], drawable, [False]])
@@ -164,7 +130,7 @@ def _styles(comparison: Comparison) -> list[dict[str, Any]]:
     Runs with equal losses share one line, in dashes of all their colours; lines that differ lie
     upon each other from wide to narrow.
     """
-    originals = [_twins(index, comparison)[0] for index in range(len(comparison.runs))]
+    originals = [comparison.twins(index)[0] for index in range(len(comparison.runs))]
     distinct = sorted(set(originals))
     styles = []
     for index, original in enumerate(originals):
@@ -175,22 +141,12 @@ def _styles(comparison: Comparison) -> list[dict[str, Any]]:
             "zorder": 2 + layer / len(distinct),
         }
         if index != original:
-            twins = _twins(index, comparison)
+            twins = comparison.twins(index)
             gap = DASH_LENGTH * (len(twins) - 1)
             style["linestyle"] = (-DASH_LENGTH * twins.index(index), (DASH_LENGTH, gap))
             style["dash_capstyle"] = "butt"
         styles.append(style)
     return styles
-
-
-def _twins(index: int, comparison: Comparison) -> list[int]:
-    """The runs whose losses equal those of one run, itself among them."""
-    pairs = combinations(range(len(comparison.runs)), 2)
-    twins = {index}
-    for pair, verdict in zip(pairs, comparison.verdicts, strict=True):
-        if index in pair and verdict.first_difference is None:
-            twins.update(pair)
-    return sorted(twins)
 
 
 def _mark_gap(axes: Axes, gap: tuple[int, int], height: float, colour: str) -> None:
@@ -205,10 +161,10 @@ def _add_run_legend(figure: Figure, comparison: Comparison, styles: list[dict[st
     """Above the plots, where no curve can run through it."""
     handles = []
     for index, (run, style) in enumerate(zip(comparison.runs, styles, strict=True)):
-        original = _twins(index, comparison)[0]
+        original = comparison.twins(index)[0]
         same = "" if original == index else f" (= {comparison.runs[original].label})"
         handles.append(Line2D([], [], label=run.label + same, **style))
-    if not all(_drawable(run.history.loss).all() for run in comparison.runs):
+    if not all(is_drawable(run.history.loss).all() for run in comparison.runs):
         cross = Line2D([], [], color=QUIET_INK, marker="x", markeredgewidth=2, linestyle="none")
         cross.set_label("loss is NaN or Inf")
         handles.append(cross)

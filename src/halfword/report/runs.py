@@ -105,9 +105,9 @@ class Run:
         return self.summary.digests.get(of) if self.summary else None
 
 
-def load_runs(paths: Sequence[Path]) -> tuple[Run, ...]:
+def load_runs(paths: Sequence[Path], *, at_least: int = 2) -> tuple[Run, ...]:
     """Read all runs, each with a label that tells it from the others."""
-    if len(paths) < 2:
+    if len(paths) < at_least:
         given = " ".join(map(str, paths)) or "(none)"
         raise UsageError("RUN", given, "a comparison needs two runs or more; name another")
     return tuple(_load(path, label) for path, label in zip(paths, labels(paths), strict=True))

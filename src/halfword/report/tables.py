@@ -70,6 +70,11 @@ def component_title(name: str) -> str:
     return name.replace("_", " ")
 
 
+def number(value: float | None, digits: int, unit: float = 1.0) -> str:
+    """A cell's number in a unit, or the mark of what was not recorded."""
+    return NOT_RECORDED if value is None else f"{value / unit:.{digits}f}"
+
+
 def _loss_and_time(comparison: Comparison) -> Table:
     steps = comparison.steps
     return Table(
@@ -81,12 +86,12 @@ def _loss_and_time(comparison: Comparison) -> Table:
         rows=tuple(
             (
                 run.label,
-                _number(statistics.final_loss, 4),
-                _number(statistics.mean_loss, 4),
-                _number(statistics.loss_std, 4),
-                _number(statistics.eval_loss, 4),
-                _number(statistics.step_s_median, 1, unit=1e-3),
-                _number(statistics.optimizer_s_median, 1, unit=1e-3),
+                number(statistics.final_loss, 4),
+                number(statistics.mean_loss, 4),
+                number(statistics.loss_std, 4),
+                number(statistics.eval_loss, 4),
+                number(statistics.step_s_median, 1, unit=1e-3),
+                number(statistics.optimizer_s_median, 1, unit=1e-3),
             )
             for run, statistics in zip(comparison.runs, comparison.statistics, strict=True)
         ),
@@ -98,7 +103,7 @@ def _memory(comparison: Comparison) -> Table:
     rows = []
     for run, statistics in zip(comparison.runs, comparison.statistics, strict=True):
         sizes = statistics.bytes_per_parameter
-        cells = [_number(sizes.get(name, 0.0) if sizes else None, 2) for name in columns]
+        cells = [number(sizes.get(name, 0.0) if sizes else None, 2) for name in columns]
         rows.append((run.label, *cells))
     return Table(
         title="Bytes a parameter",
@@ -106,10 +111,6 @@ def _memory(comparison: Comparison) -> Table:
         header=("run", *map(component_title, columns)),
         rows=tuple(rows),
     )
-
-
-def _number(value: float | None, digits: int, unit: float = 1.0) -> str:
-    return NOT_RECORDED if value is None else f"{value / unit:.{digits}f}"
 
 
 def _markdown_row(cells: Iterable[str]) -> str:
