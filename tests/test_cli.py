@@ -165,6 +165,31 @@ def test_bad_input_to_compare_is_one_line_and_leaves_nothing(options, work_folde
     assert_refused_in_one_line(["compare", *options.split()], message, work_folder, capsys)
 
 
+BAD_REPORT = {
+    "": "RUN ...: missing",
+    "missing.csv": "RUN missing.csv: does not exist",
+    "old_run": "RUN old_run: is not a run: it holds no metrics.csv",
+    "losses.csv words.csv": "RUN words.csv: has the header 'some,words'",
+    "losses.csv -o old_run": "--output old_run: is a folder; name a file, as report.html",
+    "losses.csv -o losses.csv": "--output losses.csv: is no page's name; name a file that ends",
+    "losses.csv -o text.txt/a.html": "--output text.txt/a.html: cannot be written (Not a directory",
+}
+
+
+@pytest.mark.parametrize("options", BAD_REPORT)
+def test_bad_input_to_report_is_one_line_and_leaves_nothing(options, work_folder, capsys) -> None:
+    message = f"halfword report: {BAD_REPORT[options]}"
+    assert_refused_in_one_line(["report", *options.split()], message, work_folder, capsys)
+
+
+def test_a_report_is_written_and_its_exit_code_tells_of_nan(work_folder, capsys) -> None:
+    assert main(["report", "losses.csv"]) == 0
+    assert capsys.readouterr().out.endswith("Written: report.html\n")
+    Path("nan.csv").write_text("step,loss\n0,nan\n")
+    assert main(["report", "losses.csv", "nan.csv", "-o", "nan.html"]) == 1
+    assert Path("nan.html").read_text().startswith("<!doctype html>")
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

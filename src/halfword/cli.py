@@ -94,9 +94,9 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN ...", help="run folders or step,loss CSV files")
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="the page, an .html file")
-    ] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="the page, an .html file")] = Path(
+        "report.html"
+    ),
 ) -> int:
     """Show runs on one self-contained page with charts that zoom and answer to hovering."""
     from halfword.report import report

@@ -60,8 +60,8 @@ def write_csv(tmp_path):
 
 @pytest.fixture
 def compared():
-    """Load and join, without output."""
-    return lambda *paths: build(load_runs([Path(path) for path in paths]))
+    """Load and join, without output; one run alone too."""
+    return lambda *paths: build(load_runs([Path(path) for path in paths], at_least=1))
 
 
 def _merged(changes):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from halfword.report.plots import draw_loss, draw_memory, smooth
+from halfword.report.plots import draw_loss, draw_memory
 
 LOSSES = [4.0, 3.0, 2.5, 2.25, 2.0, 1.75]
 RAW, SMOOTHED = 0, 1
@@ -119,25 +119,3 @@ def test_names_are_not_read_as_formulas(write_run, compared, tmp_path):
     figure.savefig(tmp_path / "loss.png", dpi=40)
     draw_memory(comparison).savefig(tmp_path / "memory.png", dpi=40)
     assert legend(figure) == ["_$a_$", "$^$ (= _$a_$)"]
-
-
-def test_smoothing_weighs_both_sides_by_distance():
-    values = np.array([1.0, 2.0, 4.0])
-    half, quarter = 0.5, 0.25  # span 3 halves the weight with each step
-    expected = [
-        (1 + half * 2 + quarter * 4) / (1 + half + quarter),
-        (half * 1 + 2 + half * 4) / (half + 1 + half),
-        (quarter * 1 + half * 2 + 4) / (quarter + half + 1),
-    ]
-    assert smooth(values, span=3) == pytest.approx(expected)
-
-
-def test_smoothing_over_one_step_or_of_a_constant_changes_nothing():
-    values = np.array([3.0, 1.0, 2.0])
-    assert smooth(values, span=1).tolist() == values.tolist()
-    assert smooth(np.full(50, 0.7), span=9) == pytest.approx(0.7)
-
-
-def test_smoothing_carries_nothing_across_a_gap():
-    values = np.array([9.0, 9.0, math.nan, 1.0, 1.0])
-    np.testing.assert_allclose(smooth(values, span=5), values)

@@ -11,7 +11,7 @@ from halfword.report.history import spans
 from halfword.report.runs import Run
 from halfword.report.tables import component_title, components
 
-DRAWN_STEPS = 6000  # more than a screen has columns, so that zooming in shows more
+DRAWN_STEPS = 8000  # several times the columns of a screen, so that zooming in shows more
 MARKED_GAPS = 50  # of one run
 NUM_BINS = 40
 SMOOTHED_DIGITS = 7  # raw losses keep all
@@ -50,7 +50,9 @@ def memory_bars(comparison: Comparison) -> dict[str, Any]:
     return {
         "labels": [run.label for run in comparison.runs],
         "components": [component_title(name) for name in names],
-        "bytes": [[sizes.get(name, 0.0) for name in names] if sizes else None for sizes in measured],
+        "bytes": [
+            [sizes.get(name, 0.0) for name in names] if sizes else None for sizes in measured
+        ],
         "totals": [sizes["total"] if sizes else None for sizes in measured],
     }
 
@@ -106,12 +108,12 @@ def _curves(
 def _at(
     steps: NDArray[np.int64], own_steps: NDArray[np.int64], values: NDArray[np.float64]
 ) -> list[float | str | None]:
-    known = dict(zip(own_steps.tolist(), values.tolist(), strict=True))
-    return [_json(known.get(step)) for step in steps.tolist()]
-
-
-def _json(value: float | None) -> float | str | None:
-    return value if value is None or is_drawable(np.float64(value)) else str(value)
+    drawable = is_drawable(values).tolist()
+    known = {
+        step: value if finite else str(value)
+        for step, value, finite in zip(own_steps.tolist(), values.tolist(), drawable, strict=True)
+    }
+    return [known.get(step) for step in steps.tolist()]
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:

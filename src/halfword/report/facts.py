@@ -18,9 +18,7 @@ def facts_by_run(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
 
 def differing_facts(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Those facts that are not the same in all runs that recorded them."""
-    return {
-        name: values for name, values in facts_by_run(runs).items() if not _all_equal(values)
-    }
+    return {name: values for name, values in facts_by_run(runs).items() if not _all_equal(values)}
 
 
 def short(value: Any) -> str:

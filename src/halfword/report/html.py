@@ -27,7 +27,8 @@ def write_html(comparison: Comparison, output: Path) -> None:
     text = to_html(comparison)
     aside = output.with_name(f".{output.name}.tmp")
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        if not output.parent.exists():
+            output.parent.mkdir(parents=True)
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, output)
     except OSError as error:

@@ -126,8 +126,13 @@ def labels(paths: Sequence[Path]) -> list[str]:
         seen[place] += 1
         others = [other for other in places if other != place]
         number = f" ({seen[place]})" if seen[place] > 1 else ""
-        names.append(_shortest_end(place, others) + number)
+        names.append(_as_text(_shortest_end(place, others)) + number)
     return names
+
+
+def _as_text(name: str) -> str:
+    """Show the bytes of a file's name that are no UTF-8, which no file or terminal would take."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _load(path: Path, label: str) -> Run:

@@ -187,7 +187,7 @@ function timeOption() {
   option.series = runs.map((run, index) => ({
     name: run.label, type: "line", step: "middle", symbol: "none", data: run.shares,
     itemStyle: { color: runColourOf(run.label) },
-    areaStyle: { opacity: 0.15 },
+    areaStyle: { opacity: 0.08 },
   }));
   return option;
 }
