@@ -198,6 +198,9 @@ def _option(name: str, field: FieldInfo) -> Any:
         kind = next(part for part in get_args(kind) if part is not NoneType)
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
+    is_repeatable = get_origin(kind) is list
+    if is_repeatable:
+        (kind,) = get_args(kind)
     metavar = None
     if get_origin(kind) is Literal:  # pydantic checks the choice, for flags and files alike
         kind, metavar = str, "|".join(get_args(kind))
@@ -206,7 +209,7 @@ def _option(name: str, field: FieldInfo) -> Any:
     if isinstance(field.default, str | int | float) and kind is not bool:
         help += f" [default: {field.default}]"
     option = typer.Option(*spellings, help=help, metavar=metavar, show_default=False)
-    return Annotated[kind | None, option]
+    return Annotated[(list[kind] if is_repeatable else kind) | None, option]
 
 
 def _with_bare_resume(arguments: Sequence[str]) -> list[str]:

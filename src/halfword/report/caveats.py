@@ -13,7 +13,7 @@ from halfword.report.runs import Run
 # `threads` are compared as the run found them, not as it was asked.
 UNREMARKABLE_SETTINGS = {
     "precision", "master_weights", "moments",
-    "run", "config", "resume", "overwrite", "loss_log_file", "log_interval",
+    "run", "config", "resume", "overwrite", "loss_log_file", "log_interval", "log_to",
     "eval_steps", "save_steps", "keep_checkpoints", "warmup_steps", "device", "threads",
 }  # fmt: skip
 

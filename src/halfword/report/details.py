@@ -8,7 +8,7 @@ from halfword.report.facts import differing_facts, facts_by_run, short
 from halfword.report.tables import NOT_RECORDED, Table, number
 
 # Where a run was, and how it came there: never the same in two runs, and of no effect.
-PLACES = {"run", "config", "resume", "overwrite", "loss_log_file"}
+PLACES = {"run", "config", "resume", "overwrite", "loss_log_file", "log_to"}
 
 
 def step_times(comparison: Comparison) -> Table:

@@ -14,6 +14,7 @@ MasterWeights = Literal["split", "split24", "fp32", "bf16", "bf16-sr"]
 Moments = Literal["fp32", "bf16", "bf16-sr", "int8"]
 Rule = Literal["adamw", "adam", "lion", "sgd"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
+Tracker = Literal["tensorboard", "wandb"]
 
 
 class Formats(NamedTuple):
@@ -84,6 +85,11 @@ class TrainConfig(BaseModel):
     )
     loss_log_file: AnyPath | None = Field(
         None, description="a CSV file that also gets step,loss rows"
+    )
+
+    log_to: list[Tracker] = Field(
+        default_factory=list,
+        description="where each step's loss, lr, gradient norm and speed also go; may be repeated",
     )
 
     precision: Precision = Field(

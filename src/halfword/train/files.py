@@ -6,8 +6,9 @@ from typing import Self
 import tomli_w
 
 from halfword.parallel import gather
-from halfword.train import metrics, record, run_folder
+from halfword.train import metrics, record, run_folder, trackers
 from halfword.train.metrics import MetricsLog, Row
+from halfword.train.trackers import Tracker
 from halfword.train.training import Training
 
 
@@ -18,6 +19,8 @@ class Files:
         self._folder = folder
         self._training = training
         self._log: MetricsLog | None = None
+        self._trackers: list[Tracker] = []
+        self._num_tracked_evaluations = len(training.evaluations)
 
     def __enter__(self) -> Self:
         """Begin, or go on past the rows that a resumed run has; what is older is removed."""
@@ -27,9 +30,14 @@ class Files:
             run_folder.clear(folder, past_step=len(training.rows))
             metrics.write_whole(folder / "config.toml", tomli_w.dumps(training.config.to_toml()))
             metrics.write_whole(folder / run_folder.TOKENIZER, training.tokenizer.to_json())
+            config = training.config.model_dump(mode="json")
+            past = training.rows, training.evaluations
+            self._trackers = trackers.begin(config["log_to"], folder, config, *past)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        for tracker in self._trackers:
+            tracker.close()
         if self._log is not None:
             self._log.__exit__()
 
@@ -37,6 +45,15 @@ class Files:
         """Append a step."""
         if self._log is not None:
             self._log.write(row)
+        for tracker in self._trackers:
+            tracker.log(row.step, trackers.of_row(row))
+
+    def evaluations(self) -> None:
+        """Track the evaluations that came since the last call."""
+        for evaluation in self._training.evaluations[self._num_tracked_evaluations :]:
+            for tracker in self._trackers:
+                tracker.log(evaluation["step"], trackers.of_evaluation(evaluation))
+        self._num_tracked_evaluations = len(self._training.evaluations)
 
     def memory(self) -> None:
         """Write memory.json: what was held at the entry of a step and between steps."""

@@ -17,7 +17,7 @@ FREE = PLACES | {
     *("data", "dataset", "eval_data", "init", "activation_checkpointing", "warmup_steps"),
     *("stall_steps", "gradient_accumulation_steps"),
     *("zero_stage", "shard_size", "reduce_dtype", "cpu_offload", "timeout"),
-    *("eval_steps", "save_steps", "keep_checkpoints", "keep_every", "log_interval"),
+    *("eval_steps", "save_steps", "keep_checkpoints", "keep_every", "log_interval", "log_to"),
 }
 
 

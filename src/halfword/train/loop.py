@@ -89,6 +89,7 @@ def train(training: Training, folder: Path, console: Console, stop: Stop) -> Non
         if training.release and config.gradient_accumulation_steps > 1:
             display.line("gradients are held until a step's last micro-batch, then released")
         _evaluate_if_due(training, display, stop)  # a signal may have come before it
+        files.evaluations()
         while len(training.rows) < config.num_steps and not stop.agree(world):
             row = train_step(training, len(training.rows))
             training.rows.append(row)
@@ -97,6 +98,7 @@ def train(training: Training, folder: Path, console: Console, stop: Stop) -> Non
             if len(training.rows) == 1:
                 files.memory()
             _evaluate_if_due(training, display, stop)
+            files.evaluations()
             if _is_due(training, config.save_steps):
                 writer.save(len(training.rows), *resume.contents(training))
         interrupted = stop.agree(world)

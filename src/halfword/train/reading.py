@@ -57,7 +57,7 @@ def _usage_error(
         return UsageError(f"{file}:", key, "unknown key" + _did_you_mean(near))
     fix = first["msg"].removeprefix("Input ")
     if key in flags:
-        return UsageError(f"--{key}", flags[key], fix)
+        return UsageError(f"--{key}", first["input"], fix)
     return UsageError(f"{file}: {key}", repr(first["input"]), fix)
 
 

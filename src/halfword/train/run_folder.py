@@ -13,6 +13,8 @@ from halfword.errors import UsageError
 
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
+TENSORBOARD = "tensorboard"
+WANDB = "wandb"
 RUN_FILES = frozenset({"config.toml", "metrics.csv", "summary.json", "memory.json"})
 LOCK = ".lock"
 
@@ -65,6 +67,8 @@ def clear(folder: Path, past_step: int) -> None:
             shutil.rmtree(checkpoint)
     if not past_step:
         (folder / "memory.json").unlink(missing_ok=True)
+        for name in (TENSORBOARD, WANDB):
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _make_default(default: Path, made: list[Path]) -> Path:

@@ -1,0 +1,125 @@
+"""Trackers hold every step once, also of a run that was stopped and resumed."""
+
+import math
+
+import pytest
+from rich.console import Console
+
+from halfword.cli import main
+from halfword.errors import UsageError
+from halfword.train import loop, trackers
+from halfword.train.launch import configure
+from halfword.train.loop import run
+from halfword.train.metrics import Row
+
+SCALARS = {"train/loss", "train/lr", "train/grad_norm", "train/tokens_per_s"}
+
+
+def make_row(step, stalled=math.nan):
+    return Row(step, 2.5, 1e-3, 0.5, 64, 0.25, 0.1, 0, stalled)
+
+
+def test_the_scalars_of_a_step_have_a_stalled_share_where_one_was_counted():
+    expected = dict(zip(sorted(SCALARS), [0.5, 2.5, 1e-3, 256.0], strict=True))
+    assert trackers.of_row(make_row(0)) == expected
+    assert trackers.of_row(make_row(0, 0.125)) == expected | {"train/stalled": 0.125}
+
+
+def test_a_resumed_run_begins_with_what_it_has(tmp_path, monkeypatch):
+    begun = {}
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", lambda f, c, p: begun.update(f=f, c=c, p=p))
+    evaluations = [{"step": 1, "loss": 2.0}]
+    trackers.begin(["wandb"], tmp_path, {"seed": 0}, [make_row(0), make_row(1)], evaluations)
+    assert (begun["f"], begun["c"]) == (tmp_path, {"seed": 0})
+    assert begun["p"][0].keys() == SCALARS
+    assert begun["p"][1] == trackers.of_row(make_row(1)) | {"eval/loss": 2.0}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_missing_package_is_one_line_and_leaves_nothing(name, tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UsageError) as error:
+        run(tiny(run=tmp_path / "run", log_to=[name]), Console(quiet=True))
+    fix = f"needs a package that is not there; pip install 'halfword[{name}]'"
+    assert str(error.value) == f"--log_to {name}: {fix}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_tracker_is_refused_by_name(capsys):
+    assert main(["train", "--log_to", "tensorboard", "--log_to", "paper"]) == 2
+    expected = "halfword train: --log_to paper: should be 'tensorboard' or 'wandb'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_the_option_may_be_repeated_or_stand_in_a_file(tmp_path):
+    file = tmp_path / "some.toml"
+    file.write_text('log_to = ["wandb"]\n')
+    assert configure(file, {}).log_to == ["wandb"]
+    assert configure(file, {"log_to": ["tensorboard", "wandb"]}).log_to == ["tensorboard", "wandb"]
+    assert configure(None, {}).log_to == []
+
+
+@pytest.fixture
+def stopped_and_resumed(tmp_path, tiny, monkeypatch):
+    """Train with a tracker, kill after step 4, resume from the checkpoint at 3, and finish."""
+
+    def train(name):
+        folder, console = tmp_path / "run", Console(quiet=True)
+        config = tiny(run=folder, log_to=[name], num_steps=6, save_steps=3, eval_steps=2)
+        plain_step = loop.train_step
+
+        def dying(training, step):
+            if step == 5:
+                raise RuntimeError("killed")
+            return plain_step(training, step)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "train_step", dying)
+            with pytest.raises(RuntimeError, match="killed"):
+                run(config, console)
+        run(configure(None, {"resume": "auto", "run": folder}), console)
+        return folder
+
+    return train
+
+
+def losses_of(folder):
+    lines = (folder / "metrics.csv").read_text().splitlines()[1:]
+    return [float(line.split(",")[1]) for line in lines]
+
+
+def test_tensorboard_has_every_step_once_after_a_resume(stopped_and_resumed):
+    pytest.importorskip("tensorboard", reason="needs halfword[tensorboard]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = stopped_and_resumed("tensorboard")
+    events = EventAccumulator(str(folder / "tensorboard"), purge_orphaned_data=False).Reload()
+    assert set(events.Tags()["scalars"]) == SCALARS | {"train/stalled", "eval/loss"}
+    losses = events.Scalars("train/loss")
+    assert [event.step for event in losses] == [0, 1, 2, 3, 4, 5]
+    assert [event.value for event in losses] == pytest.approx(losses_of(folder), rel=1e-6)
+    assert [event.step for event in events.Scalars("eval/loss")] == [1, 3, 5]
+    assert [event.step for event in events.Scalars("train/stalled")] == [0]
+
+
+def test_wandb_goes_on_with_the_same_run_after_a_resume(stopped_and_resumed, monkeypatch):
+    pytest.importorskip("wandb", reason="needs halfword[wandb]")
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    folder = stopped_and_resumed("wandb")
+    steps, identities = [], set()
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        store, record = DataStore(), wandb_internal_pb2.Record()
+        store.open_for_scan(str(file))
+        steps.append([])
+        while (data := store.scan_data()) is not None:
+            record.ParseFromString(data)
+            if record.HasField("run"):
+                identities.add(record.run.run_id)
+            if record.HasField("history") and "train/loss" in str(record.history):
+                steps[-1].append(record.history.step.num)
+    assert steps == [[0, 1, 2, 3, 4], [3, 4, 5]]
+    assert len(identities) == 1
