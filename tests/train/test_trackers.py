@@ -1,15 +1,18 @@
 """Trackers hold every step once, also of a run that was stopped and resumed."""
 
 import math
+import os
+import shutil
+import signal
 
 import pytest
 from rich.console import Console
 
+from halfword.checkpoint import checkpoints
 from halfword.cli import main
-from halfword.errors import UsageError
 from halfword.train import loop, trackers
 from halfword.train.launch import configure
-from halfword.train.loop import run
+from halfword.train.loop import Stopped, run
 from halfword.train.metrics import Row
 
 SCALARS = {"train/loss", "train/lr", "train/grad_norm", "train/tokens_per_s"}
@@ -36,13 +39,24 @@ def test_a_resumed_run_begins_with_what_it_has(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_one_line_and_leaves_nothing(name, tmp_path, tiny, monkeypatch):
+def test_a_missing_package_is_one_line_and_leaves_nothing(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(UsageError) as error:
-        run(tiny(run=tmp_path / "run", log_to=[name]), Console(quiet=True))
+    assert main(["train", "--run", str(tmp_path / "run"), "--log_to", name]) == 2
     fix = f"needs a package that is not there; pip install 'halfword[{name}]'"
-    assert str(error.value) == f"--log_to {name}: {fix}"
+    assert capsys.readouterr().err == f"halfword train: --log_to {name}: {fix}\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_wandb_without_a_key_is_one_line_and_leaves_nothing(tmp_path, capsys, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="needs halfword[wandb]")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert main(["train", "--run", str(tmp_path / "run"), "--log_to", "wandb"]) == 2
+    wandb.teardown()  # or it remembers for later tests
+    error = capsys.readouterr().err
+    assert error.startswith("halfword train: --log_to wandb: cannot begin: No API key configured")
+    assert error.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
 def test_an_unknown_tracker_is_refused_by_name(capsys):
@@ -51,7 +65,8 @@ def test_an_unknown_tracker_is_refused_by_name(capsys):
     assert capsys.readouterr().err == expected
 
 
-def test_the_option_may_be_repeated_or_stand_in_a_file(tmp_path):
+def test_the_option_may_be_repeated_or_stand_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "check", lambda names: None)
     file = tmp_path / "some.toml"
     file.write_text('log_to = ["wandb"]\n')
     assert configure(file, {}).log_to == ["wandb"]
@@ -61,22 +76,25 @@ def test_the_option_may_be_repeated_or_stand_in_a_file(tmp_path):
 
 @pytest.fixture
 def stopped_and_resumed(tmp_path, tiny, monkeypatch):
-    """Train with a tracker, kill after step 4, resume from the checkpoint at 3, and finish."""
+    """Train with a tracker up to step 4, lose the checkpoint there, and go on from step 3."""
 
     def train(name):
         folder, console = tmp_path / "run", Console(quiet=True)
         config = tiny(run=folder, log_to=[name], num_steps=6, save_steps=3, eval_steps=2)
         plain_step = loop.train_step
 
-        def dying(training, step):
-            if step == 5:
-                raise RuntimeError("killed")
-            return plain_step(training, step)
+        def step(training, number):
+            if number == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return plain_step(training, number)
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "train_step", dying)
-            with pytest.raises(RuntimeError, match="killed"):
+            patch.setattr(loop, "train_step", step)
+            with pytest.raises(Stopped):
                 run(config, console)
+        (_, newest), (before, _) = checkpoints(folder / "checkpoints")
+        assert before == 3
+        shutil.rmtree(newest)
         run(configure(None, {"resume": "auto", "run": folder}), console)
         return folder
 
@@ -103,23 +121,24 @@ def test_tensorboard_has_every_step_once_after_a_resume(stopped_and_resumed):
 
 
 def test_wandb_goes_on_with_the_same_run_after_a_resume(stopped_and_resumed, monkeypatch):
-    pytest.importorskip("wandb", reason="needs halfword[wandb]")
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
-
+    wandb = pytest.importorskip("wandb", reason="needs halfword[wandb]")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    folder = stopped_and_resumed("wandb")
-    steps, identities = [], set()
-    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        store, record = DataStore(), wandb_internal_pb2.Record()
-        store.open_for_scan(str(file))
+    begin, log = wandb.init, wandb.Run.log
+    identities, steps = [], []
+
+    def init(**arguments):
         steps.append([])
-        while (data := store.scan_data()) is not None:
-            record.ParseFromString(data)
-            if record.HasField("run"):
-                identities.add(record.run.run_id)
-            if record.HasField("history") and "train/loss" in str(record.history):
-                steps[-1].append(record.history.step.num)
+        identities.append(arguments["id"])
+        return begin(**arguments)
+
+    def record(wandb_run, scalars, step):
+        steps[-1] += [step] * ("train/loss" in scalars)
+        log(wandb_run, scalars, step=step)
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb.Run, "log", record)
+    folder = stopped_and_resumed("wandb")
     assert steps == [[0, 1, 2, 3, 4], [3, 4, 5]]
-    assert len(identities) == 1
+    assert identities == [(folder / "wandb" / "id").read_text()] * 2
+    assert len(list(folder.glob("wandb/offline-run-*/*.wandb"))) == 2

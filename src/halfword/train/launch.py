@@ -6,7 +6,7 @@ from typing import Any
 
 from halfword.checkpoint import read_manifest
 from halfword.errors import UsageError
-from halfword.train import pretrained, resume, run_folder
+from halfword.train import pretrained, resume, run_folder, trackers
 from halfword.train.config import PLACES, TrainConfig
 from halfword.train.reading import load_config, read_settings
 from halfword.train.training import is_available
@@ -25,12 +25,14 @@ def configure(file: Path | None, flags: Mapping[str, Any]) -> TrainConfig:
     """Merge defaults, the settings of what the run goes on from, the TOML file and flags.
 
     Raises:
-        UsageError: a setting that is wrong, or differs from what it must be the same as.
+        UsageError: a setting that is wrong, or differs from what it must be the same as, or that
+            needs what is not there.
     """
     given = read_settings(file, flags)
-    if given.get("resume") is not None:
-        return _resumed(given, file, flags)
-    return _started(given, file, flags)
+    resumes = given.get("resume") is not None
+    config = (_resumed if resumes else _started)(given, file, flags)
+    trackers.check(config.log_to)
+    return config
 
 
 def _started(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, Any]) -> TrainConfig:

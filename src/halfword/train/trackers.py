@@ -1,10 +1,11 @@
 """Where --log_to sends each step's scalars beside metrics.csv: TensorBoard, Weights & Biases."""
 
+import contextlib
 import importlib.util
 import math
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,14 +67,11 @@ class WeightsAndBiases:
         if not known:
             id_file.parent.mkdir(exist_ok=True)
             id_file.write_text(uuid.uuid4().hex)
-        try:
+        with _errors_of_wandb():
             self._run = wandb.init(
                 id=id_file.read_text(), name=folder.name, dir=folder, config=dict(config),
                 project="halfword", resume="allow",
             )  # fmt: skip
-        except wandb.Error as error:
-            fix = f"cannot begin: {str(error).splitlines()[0]}"
-            raise UsageError("--log_to", WANDB, fix) from None
         self._first_step = max(self._run.starting_step, len(past) if known else 0)
         for step, scalars in past.items():
             self.log(step, scalars)
@@ -88,15 +86,23 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-TRACKERS = {TENSORBOARD: TensorBoard, WANDB: WeightsAndBiases}
+TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], Mapping[int, Scalars]], Tracker]] = {
+    TENSORBOARD: TensorBoard,
+    WANDB: WeightsAndBiases,
+}
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise UsageError for a tracker whose package is missing, before anything is written."""
+    """Raise UsageError for a tracker that cannot be had, before anything is written."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             fix = f"needs a package that is not there; pip install 'halfword[{name}]'"
             raise UsageError("--log_to", name, fix)
+        if name == WANDB:
+            import wandb
+
+            with _errors_of_wandb():
+                wandb.login()  # asks for a key on a terminal, and needs none if W&B is offline
 
 
 def begin(
@@ -127,3 +133,14 @@ def of_row(row: Row) -> dict[str, float]:
 def of_evaluation(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """The scalars of an evaluation."""
     return {"eval/loss": evaluation["loss"]}
+
+
+@contextlib.contextmanager
+def _errors_of_wandb() -> Iterator[None]:
+    import wandb
+
+    try:
+        yield
+    except wandb.Error as error:
+        fix = f"cannot begin: {str(error).splitlines()[0]}"
+        raise UsageError("--log_to", WANDB, fix) from None

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import halfword
 from halfword.errors import UsageError
 from halfword.parallel import Parallel, parallelize
-from halfword.train import pretrained, trackers
+from halfword.train import pretrained
 from halfword.train.config import TrainConfig
 from halfword.train.data import EvalWindows, PackedSequences
 from halfword.train.metrics import Row
@@ -64,7 +64,6 @@ def build(config: TrainConfig, world: World | None = None) -> Training:
     """Make all parts of a run; what cannot be honoured is refused before ranks are connected."""
     world = world or World()
     check_world(config, world.size)
-    trackers.check(config.log_to)
     device = _device(config.device, world)
     _make_deterministic(config, device)
     with world.first_goes_first("text"):
