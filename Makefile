@@ -1,5 +1,7 @@
 # make demo   set up, train on real text in every precision, compare, leave plots in demo/
 # make test   set up, then every check: style, types, tests
+# make browser  tests of the report's page in Debian's Chromium (apt install chromium), and its
+#             screenshot in docs/
 # make gpu    tests that need a GPU, and its speed; with a torch that is built for it
 # make bench  speed against named peers; writes benchmarks/results/ (not for noisy machines)
 # make soak   kill and damage at length; writes benchmarks/results/
@@ -12,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test gpu bench soak study docs clean
+.PHONY: demo test browser gpu bench soak study docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/halfword demo
@@ -22,6 +24,11 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu"
+
+browser: $(VENV)/.dev
+	$(PIP) -e '.[train,dev,browser]'
+	$(BIN)/python -m pytest tests/report/test_browser.py
+	$(BIN)/python benchmarks/screenshot.py
 
 gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu tests/gpu

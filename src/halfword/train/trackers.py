@@ -36,18 +36,18 @@ class TensorBoard:
 
         place = folder / TENSORBOARD
         shutil.rmtree(place, ignore_errors=True)  # it may hold steps that are given up
-        self._writer = SummaryWriter(place, flush_secs=10)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(place, flush_secs=10)
         for step, scalars in past.items():
             self.log(step, scalars)
 
     def log(self, step: int, scalars: Scalars) -> None:
         """Add scalars of a step."""
         for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Write what is left."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class WeightsAndBiases:
