@@ -11,9 +11,11 @@ from rich.console import Console
 from halfword.checkpoint import checkpoints
 from halfword.cli import main
 from halfword.train import loop, trackers
+from halfword.train.files import Files
 from halfword.train.launch import configure
 from halfword.train.loop import Stopped, run
 from halfword.train.metrics import Row
+from halfword.train.training import build
 
 SCALARS = {"train/loss", "train/lr", "train/grad_norm", "train/tokens_per_s"}
 
@@ -44,6 +46,9 @@ def test_a_missing_package_is_one_line_and_leaves_nothing(name, tmp_path, capsys
     assert main(["train", "--run", str(tmp_path / "run"), "--log_to", name]) == 2
     fix = f"needs a package that is not there; pip install 'halfword[{name}]'"
     assert capsys.readouterr().err == f"halfword train: --log_to {name}: {fix}\n"
+    (tmp_path / "some.toml").write_text(f'log_to = ["{name}"]')
+    assert main(["train", "--run", str(tmp_path / "run"), "--config", f"{tmp_path}/some.toml"]) == 2
+    assert capsys.readouterr().err == f"halfword train: --log_to {name}: {fix}\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -72,6 +77,16 @@ def test_the_option_may_be_repeated_or_stand_in_a_file(tmp_path, monkeypatch):
     assert configure(file, {}).log_to == ["wandb"]
     assert configure(file, {"log_to": ["tensorboard", "wandb"]}).log_to == ["tensorboard", "wandb"]
     assert configure(None, {}).log_to == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_rank_has_trackers(rank, tmp_path, tiny, monkeypatch):
+    places = []
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", lambda folder, *_: places.append(folder))
+    training = build(tiny(log_to=["wandb", "wandb"]))
+    training.world.rank = rank
+    Files(tmp_path, training).__enter__()
+    assert places == ([tmp_path] if rank == 0 else [])
 
 
 @pytest.fixture

@@ -98,9 +98,9 @@ def _curves(
         "label": run.label,
         "equals": None if original == index else comparison.runs[original].label,
         "loss": _at(steps, history.steps, history.loss),
-        "smoothed": _at(steps, history.steps, _rounded(smooth(history.loss, span))),
+        "smoothed": _rounded(_at(steps, history.steps, smooth(history.loss, span))),
         "difference": _at(steps, common, difference),
-        "smoothed_difference": _at(steps, common, _rounded(smooth(difference, span))),
+        "smoothed_difference": _rounded(_at(steps, common, smooth(difference, span))),
         "gaps": gaps[:MARKED_GAPS],
     }
 
@@ -108,16 +108,21 @@ def _curves(
 def _at(
     steps: NDArray[np.int64], own_steps: NDArray[np.int64], values: NDArray[np.float64]
 ) -> list[float | str | None]:
-    drawable = is_drawable(values).tolist()
-    known = {
-        step: value if finite else str(value)
-        for step, value, finite in zip(own_steps.tolist(), values.tolist(), drawable, strict=True)
-    }
-    return [known.get(step) for step in steps.tolist()]
+    _, places, rows = np.intersect1d(steps, own_steps, return_indices=True)
+    at: list[float | str | None] = [None] * len(steps)
+    values = values[rows]
+    for place, value, finite in zip(
+        places.tolist(), values.tolist(), is_drawable(values).tolist(), strict=True
+    ):
+        at[place] = value if finite else str(value)
+    return at
 
 
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array([float(f"{value:.{SMOOTHED_DIGITS}g}") for value in values.tolist()])
+def _rounded(values: list[float | str | None]) -> list[float | str | None]:
+    return [
+        float(f"{value:.{SMOOTHED_DIGITS}g}") if isinstance(value, float) else value
+        for value in values
+    ]
 
 
 def _shares(values: NDArray[np.float64], edges: NDArray[np.float64]) -> list[float]:
