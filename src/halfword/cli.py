@@ -4,7 +4,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -50,20 +50,42 @@ def train(
         Path | None,
         typer.Option("--config", help="a TOML file of settings, named as the options here"),
     ] = None,
+    deepspeed_config: Annotated[
+        Path | None,
+        typer.Option("--deepspeed_config", help="a JSON file of DeepSpeed's, instead of --config"),
+    ] = None,
+    use_real_data: Annotated[
+        bool, typer.Option("--use_real_data", help="train on WikiText-103, by --dataset")
+    ] = False,
+    deepspeed: Annotated[
+        bool, typer.Option("--deepspeed", help="no effect: taken for DeepSpeed's commands")
+    ] = False,
+    local_rank: Annotated[
+        int | None, typer.Option("--local_rank", help="no effect: the launcher's LOCAL_RANK counts")
+    ] = None,
     **flags: Any,
 ) -> int:
     """Train a Llama-shaped model on text."""
     from halfword.checkpoint import CheckpointError
-    from halfword.train.launch import configure
+    from halfword.train.launch import settle, with_real_data
     from halfword.train.loop import Stopped, run
     from halfword.train.world import TIMEOUT_S, World
 
     given = {name: value for name, value in flags.items() if value is not None}
     timeout_s = given.get("timeout", TIMEOUT_S)
     world = World.join(timeout_s if timeout_s > 0 else TIMEOUT_S)  # a wrong one is told of below
+    console = Console(quiet=not world.is_first)
+
+    def settled() -> str:
+        flags = with_real_data(given) if use_real_data else given
+        settings = settle(config, deepspeed_config, flags, world.size, console)
+        for option, value in {"deepspeed": deepspeed or None, "local_rank": local_rank}.items():
+            if value is not None:
+                console.print(f"--{option} has no effect here")
+        return settings.model_dump_json()
+
     try:
-        settings = world.publish("settings", lambda: configure(config, given).model_dump_json())
-        console = Console(quiet=not world.is_first)
+        settings = world.publish("settings", settled)
         run(TrainConfig.model_validate_json(settings), console, world)
         world.leave()
     except Stopped as stopped:
@@ -175,10 +197,10 @@ def _commands() -> Any:
 
 
 def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command one option for each field of TrainConfig."""
-    config = signature(command).parameters["config"]
+    """Give a command one option for each field of TrainConfig, beside those that it names."""
+    named = list(signature(command).parameters.values())[:-1]  # without **flags
     options = [
-        config.replace(name=name, annotation=_option(name, field))
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, field))
         for name, field in TrainConfig.model_fields.items()
     ]
 
@@ -187,7 +209,7 @@ def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
 
     with_settings.__name__ = command.__name__
     with_settings.__doc__ = command.__doc__
-    with_settings.__signature__ = Signature([config, *options])  # type: ignore[attr-defined]
+    with_settings.__signature__ = Signature([*named, *options])  # type: ignore[attr-defined]
     return with_settings
 
 

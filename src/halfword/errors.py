@@ -12,3 +12,4 @@ class UsageError(ValueError):
 
     def __init__(self, argument: str, value: object, fix: str) -> None:
         super().__init__(f"{argument} {value}: {fix}")
+        self.argument, self.value, self.fix = argument, value, fix

@@ -15,6 +15,7 @@ Moments = Literal["fp32", "bf16", "bf16-sr", "int8"]
 Rule = Literal["adamw", "adam", "lion", "sgd"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 Tracker = Literal["tensorboard", "wandb"]
+WarmupType = Literal["linear", "log"]
 
 
 class Formats(NamedTuple):
@@ -168,6 +169,13 @@ class TrainConfig(BaseModel):
         description="steps over which the learning rate rises [default: a tenth of --num_steps, "
         "at most 100]",
     )
+    lr_warmup_type: WarmupType = Field("linear", description="how the learning rate rises")
+    lr_start_ratio: float = Field(
+        0.0, ge=0, le=1, description="the warm-up rises from this part of the peak learning rate"
+    )
+    lr_end_ratio: float = Field(
+        0.0, ge=0, le=1, description="the schedule falls to this part of the peak learning rate"
+    )
     weight_decay: float = Field(0.1, ge=0, description="weight decay, on matrices only")
     beta1: float = Field(
         0.9, ge=0, lt=1, description="decay rate of the first moment; sgd's momentum"
@@ -182,6 +190,10 @@ class TrainConfig(BaseModel):
     )
     max_parameter_grad_norm: float = Field(
         0.0, ge=0, description="largest norm of each parameter's released gradient; 0: no clipping"
+    )
+
+    on_nonfinite: Literal["propagate", "skip"] = Field(
+        "propagate", description="what a step does whose gradients hold an Inf or a NaN"
     )
 
     eval_steps: int = Field(
@@ -260,6 +272,9 @@ class TrainConfig(BaseModel):
         if self.max_parameter_grad_norm and not self.release_gradients:
             fix = "clips released gradients; add --release_gradients, or use --max_grad_norm"
             raise UsageError("--max_parameter_grad_norm", self.max_parameter_grad_norm, fix)
+        if self.release_gradients and self.on_nonfinite != "propagate":
+            fix = "needs all gradients at once; with released ones use propagate"
+            raise UsageError("--on_nonfinite", self.on_nonfinite, fix)
         if self.overwrite and self.run is None:
             raise UsageError("--overwrite", self.overwrite, "name the folder to replace by --run")
         if self.cpu_offload and self.zero_stage < 2:

@@ -4,34 +4,98 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from halfword.checkpoint import read_manifest
 from halfword.errors import UsageError
-from halfword.train import pretrained, resume, run_folder, trackers
+from halfword.train import deepspeed, pretrained, resume, run_folder, trackers
 from halfword.train.config import PLACES, TrainConfig
 from halfword.train.reading import load_config, read_settings
-from halfword.train.training import is_available
+from halfword.train.training import check_world, is_available
 
 # What may differ from the run that is resumed; the text is compared by its hash.
-FREE = PLACES | {
+FREE: frozenset[str] = PLACES | {
     *("precision", "master_weights", "moments", "num_steps", "device", "threads"),
     *("data", "dataset", "eval_data", "init", "activation_checkpointing", "warmup_steps"),
     *("stall_steps", "gradient_accumulation_steps"),
     *("zero_stage", "shard_size", "reduce_dtype", "cpu_offload", "timeout"),
     *("eval_steps", "save_steps", "keep_checkpoints", "keep_every", "log_interval", "log_to"),
 }
+WIKITEXT_103 = "Salesforce/wikitext/wikitext-103-raw-v1"
 
 
-def configure(file: Path | None, flags: Mapping[str, Any]) -> TrainConfig:
+def configure(
+    file: Path | None, flags: Mapping[str, Any], free: frozenset[str] = FREE
+) -> TrainConfig:
     """Merge defaults, the settings of what the run goes on from, the TOML file and flags.
+
+    Args:
+        file: the TOML file.
+        flags: what the command line gives.
+        free: the settings that may differ from those of a run that is resumed.
 
     Raises:
         UsageError: a setting that is wrong, or differs from what it must be the same as, or that
             needs what is not there.
     """
     given = read_settings(file, flags)
-    resumes = given.get("resume") is not None
-    config = (_resumed if resumes else _started)(given, file, flags)
+    if given.get("resume") is not None:
+        config = _resumed(given, file, flags, free)
+    else:
+        config = _started(given, file, flags)
     trackers.check(config.log_to)
+    return config
+
+
+def settle(
+    file: Path | None,
+    deepspeed_file: Path | None,
+    flags: Mapping[str, Any],
+    world_size: int,
+    console: Console,
+) -> TrainConfig:
+    """Give the settings of a command line, of whichever of the two kinds of file it names.
+
+    Raises:
+        UsageError: both files are named, or a setting is wrong.
+    """
+    if deepspeed_file is None:
+        return configure(file, flags)
+    if file is not None:
+        fix = f"give it or --config {file}, not both; options add to either"
+        raise UsageError("--deepspeed_config", deepspeed_file, fix)
+    return _configure_from_deepspeed(deepspeed_file, flags, world_size, console)
+
+
+def with_real_data(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the data set that DeepSpeed's example means by its --use_real_data."""
+    for name in ("data", "dataset"):
+        if name in flags:
+            fix = f"is --dataset {WIKITEXT_103}; give it or --{name}, not both"
+            raise UsageError("--use_real_data", True, fix)
+    return {**flags, "dataset": WIKITEXT_103}
+
+
+def _configure_from_deepspeed(
+    file: Path, flags: Mapping[str, Any], world_size: int, console: Console
+) -> TrainConfig:
+    """Do as `configure` with a JSON file of DeepSpeed's, and print what becomes of each key.
+
+    A run that is resumed must have had the same settings: what is to change, flags change.
+
+    Raises:
+        UsageError: a key or a flag that is wrong, or cannot be honoured.
+    """
+    translation = deepspeed.translate(file, flags, world_size)
+    settings = {**translation.settings, **flags}
+    if "precision" in flags:  # it stands for both formats
+        settings = {key: settings[key] for key in settings if key != "moments" or key in flags}
+    try:
+        config = configure(None, settings, FREE - (translation.settings.keys() - flags.keys()))
+        check_world(config, world_size)
+    except UsageError as error:
+        raise translation.renamed(error) from None
+    deepspeed.show(translation, console)
     return config
 
 
@@ -41,7 +105,9 @@ def _started(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, An
     return load_config(file, flags)
 
 
-def _resumed(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, Any]) -> TrainConfig:
+def _resumed(
+    given: Mapping[str, Any], file: Path | None, flags: Mapping[str, Any], free: frozenset[str]
+) -> TrainConfig:
     where = str(given["resume"])
     run = Path(given.get("run") or Path("runs") / given.get("precision", "exact"))
     checkpoint = resume.locate(where, run)
@@ -56,7 +122,7 @@ def _resumed(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, An
         raise UsageError("--run", run, f"is not the run of --resume {where}, which is {own_run}")
     saved = resume.saved_settings(checkpoint)
     before = TrainConfig(**saved)
-    for name in TrainConfig.model_fields.keys() & given.keys() - FREE:
+    for name in TrainConfig.model_fields.keys() & given.keys() - free:
         _check_same(name, given[name], getattr(before, name), checkpoint)
     if not is_available(str(saved.get("device"))):
         del saved["device"]

@@ -149,7 +149,8 @@ def train_step(training: Training, step: int) -> Row:
         nonfinite=int(not (math.isfinite(mean_loss) and math.isfinite(grad_norm))),
         stalled=_stalled_share(diagnostics, world) if diagnostics else math.nan,
     )
-    training.scheduler.step()
+    if not (num_tokens and optimizer.step_was_skipped):
+        training.scheduler.step()
     return row
 
 

@@ -76,6 +76,7 @@ def _metrics_line(row: Row) -> str:
 
 def _begin_loss_log(file: Path, rows: Sequence[Row]) -> TextIO:
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         opened = file.open("w", encoding="utf-8")
     except OSError as error:
         fix = f"cannot be written: {error.strerror}"

@@ -95,11 +95,17 @@ def build(config: TrainConfig, world: World | None = None) -> Training:
     release = None
     if config.release_gradients:
         release = optimizer.release_gradients(config.max_parameter_grad_norm or math.inf)
-    factor = multiplier(config.lr_schedule, config.num_steps, config.lr_warmup_steps)
-    scheduler = LambdaLR(optimizer, factor)
+    scheduler = LambdaLR(optimizer, _lr_factor(config))
     return Training(
         *(config, world, device, about, sequences, eval_windows),
         *(model, optimizer, scheduler, tokenizer, release),
+    )
+
+
+def _lr_factor(config: TrainConfig) -> Callable[[int], float]:
+    return multiplier(
+        *(config.lr_schedule, config.num_steps, config.lr_warmup_steps),
+        *(config.lr_warmup_type, config.lr_start_ratio, config.lr_end_ratio),
     )
 
 
@@ -157,6 +163,7 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> halfword.Optimizer
         master_weights=config.formats.master_weights,
         moments=config.formats.moments,
         seed=config.seed,
+        on_nonfinite=config.on_nonfinite,
     )
     return optimizer
 
