@@ -14,8 +14,10 @@ import tomli_w
 import halfword
 from halfword.cli import main
 from halfword.train.config import TrainConfig
+from halfword.train.launch import WIKITEXT_103
 from halfword.train.reading import load_config
 
+CONFIGS = Path(__file__).parent.parent / "configs"
 TINY = (
     "--num_layers 1 --hidden-dim 16 --num_heads 2 --seq-length 8 --batch_size 2 "
     "--threads 1 --device cpu"
@@ -41,6 +43,7 @@ def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "tokenizer.json": b"{}",
         "unknown_key.toml": b"hidden_dims = 64",
         "broken.toml": b"num_layers = = 4",
+        "fp16.json": b'{"fp16": {"enabled": true}}',
         "losses.csv": b"step,loss\n0,2.5\n1,2.25\n",
         "nan.csv": b"step,loss\n0,2.5\n1,nan\n",
         "words.csv": b"some,words\n0,2.5\n",
@@ -106,10 +109,15 @@ BAD_TRAIN = {
     "--run no_text/.. ": "--run no_text/..: holds other files; name a new or an empty folder",
     "--run text.txt": "--run text.txt: is a file; name a folder",
     "--run text.txt/run": "--run text.txt/run: cannot be written: Not a directory",
-    "--loss_log_file no/loss.csv": "--loss_log_file no/loss.csv: cannot be written: No such file",
-    "--run old_run --overwrite --loss_log_file no/loss.csv": "--loss_log_file no/loss.csv: cannot",
+    "--loss_log_file text.txt/a.csv": "--loss_log_file text.txt/a.csv: cannot be written: Not a",
+    "--run old_run --overwrite --loss_log_file text.txt/a.csv": "--loss_log_file text.txt/a.csv:",
     "--run old_run --overwrite --vocab_size 9": "--vocab_size 9: too few for the tokenizer",
     "--overwrite": "--overwrite True: name the folder to replace by --run",
+    "--use_real_data --data text.txt": "--use_real_data True: is --dataset Salesforce/wikitext/",
+    "--deepspeed_config missing.json": "--deepspeed_config missing.json: cannot be read: No such",
+    "--deepspeed_config zeros.txt": "--deepspeed_config zeros.txt: is not JSON",
+    "--deepspeed_config fp16.json": "fp16.json: fp16.enabled true: halfword trains BF16 weights",
+    "--deepspeed_config fp16.json --config broken.toml": "--deepspeed_config fp16.json: give it or",
     "--frobnicate": "--frobnicate: no such option",
     "--num-layrs 4": "--num_layrs: no such option; did you mean --num_layers?",
     "--run": "--run: requires an argument",
@@ -201,10 +209,13 @@ def test_an_unknown_command_is_one_line(arguments, message, work_folder, capsys)
     assert_refused_in_one_line(arguments.split(), message, work_folder, capsys)
 
 
+OWN_OPTIONS = ["config", "deepspeed_config", "deepspeed", "local_rank", "use_real_data"]
+
+
 def test_help_shows_every_setting_in_its_underscore_form(capsys) -> None:
     assert main(["train", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"--{name} " in shown for name in [*TrainConfig.model_fields, "config"])
+    assert all(f"--{name} " in shown for name in [*TrainConfig.model_fields, *OWN_OPTIONS])
     assert "--num-layers" not in shown
     assert main([]) == 0
     assert "train" in capsys.readouterr().out
@@ -230,9 +241,50 @@ def test_compare_tells_a_nan_by_its_exit_code(work_folder: Path) -> None:
     assert main("compare losses.csv nan.csv -o out".split()) == 1
 
 
-@pytest.mark.parametrize("config", sorted((Path(__file__).parent.parent / "configs").iterdir()))
-def test_shipped_configs_are_valid(config: Path) -> None:
-    load_config(config, {})
+@pytest.mark.parametrize("config", sorted(CONFIGS.iterdir()), ids=lambda path: path.name)
+def test_shipped_configs_train_on_the_embedded_text_scaled_down(config: Path, work_folder) -> None:
+    """Those that name a data set without it, for it may be out of reach."""
+    option = "--config" if config.suffix == ".toml" else "--deepspeed_config"
+    lines = config.read_text().splitlines(keepends=True)
+    Path(config.name).write_text("".join(x for x in lines if not x.startswith("dataset = ")))
+    scale = "--num_steps 3 --lr_warmup_steps 1 --tokenizer bytes --gradient_accumulation_steps 2"
+    command = ["train", *TINY, *scale.split(), "--eval_data", "text.txt", "--run", "run"]
+    assert main([*command, option, config.name]) == 0
+    assert len((work_folder / "run" / "metrics.csv").read_text().splitlines()) == 4
+
+
+def test_the_commands_of_deepspeeds_example_run_nearly_as_they_are(work_folder, capsys) -> None:
+    shape = "--num_layers 1 --hidden_dim 16 --num_heads 2 --batch_size 1 --seq_length 8 --threads 1"
+    flags = f"{shape} --num_steps 4 --activation_checkpointing --seed 42 --warmup_steps 2"
+    more = "--log_interval 2 --learning_rate 1e-4 --vocab_size 300 --local_rank 0 --deepspeed"
+    for name in ("baseline", "bf16_full"):
+        places = f"--loss_log_file logs/{name}_loss.csv --data text.txt"
+        given = ["--deepspeed_config", str(CONFIGS / f"{name}.json")]
+        assert main(["train", *given, *f"{flags} {more} {places}".split()]) == 0
+        shown = capsys.readouterr().out
+        assert shown.count("The command line wins: --batch_size 1 (not train_micro_batch") == 1
+        assert "--deepspeed has no effect here\n--local_rank has no effect here\n" in shown
+    names = ["logs/baseline_loss.csv", "logs/bf16_full_loss.csv"]
+    for name in names:
+        lines = Path(name).read_text().splitlines()
+        assert lines[0] == "step,loss" and [x.split(",")[0] for x in lines[1:]] == list("0123")
+    assert main(["compare", *names, "-o", "new/loss_comparison.png"]) == 0
+    assert [path.name for path in Path("new").iterdir()] == ["loss_comparison.png"]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["bf16", "fp32-master"]
+
+
+def test_real_data_is_wikitext_103(monkeypatch, work_folder) -> None:
+    asked = []
+    splits = {"train": "the cat sat on the mat. " * 40, "validation": "a cat"}
+
+    def read(name: str, *, with_validation: bool) -> tuple[str, str]:
+        asked.append(name)
+        return splits["train"], splits["validation"]
+
+    monkeypatch.setattr("halfword.train.text._read_dataset", read)
+    assert main(["train", *TINY, "--num_steps", "1", "--use_real_data", "--run", "run"]) == 0
+    assert asked == [WIKITEXT_103] == ["Salesforce/wikitext/wikitext-103-raw-v1"]
+    assert load_config(work_folder / "run" / "config.toml", {}).dataset == WIKITEXT_103
 
 
 def test_ctrl_c_leaves_complete_files_and_a_run_in_use_is_locked(work_folder: Path, capsys) -> None:

@@ -104,7 +104,10 @@ def compare(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN RUN ...", help="run folders or step,loss CSV files")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="folder for the report")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="folder for the report, or a .png for the loss plot"),
+    ],
 ) -> int:
     """Compare runs in loss, memory and time, and say whether they are equal bit for bit."""
     from halfword.report import compare

@@ -32,6 +32,24 @@ def test_a_comparison_is_printed_and_written(write_run, tmp_path, terminal):
     assert (output / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("name, begins", [("a.png", b"\x89PNG"), ("new/a.PDF", b"%PDF")])
+def test_an_output_that_ends_as_a_picture_is_the_loss_plot_alone(
+    write_run, tmp_path, terminal, name, begins
+):
+    paths = [write_run("fp32-master", LOSSES), write_run("exact", LOSSES)]
+    for _ in range(2):  # a plot that is there is replaced
+        compare(paths, tmp_path / "out" / name, terminal)
+    assert (tmp_path / "out" / name).read_bytes().startswith(begins)
+    assert len(list((tmp_path / "out").rglob("*.*"))) == 1
+
+
+def test_a_folder_that_is_named_as_a_picture_stays_a_folder(write_run, tmp_path, terminal):
+    path, output = write_run("exact", LOSSES), tmp_path / "out.png"
+    output.mkdir()
+    compare([path, path], output, terminal)
+    assert names(output) == FILES
+
+
 def test_warnings_are_one_line_each_on_a_narrow_terminal(write_run, tmp_path):
     narrow = Console(file=io.StringIO(), width=40)
     paths = [write_run("a", LOSSES), write_run("[red]b", [*LOSSES[:3], math.inf])]
@@ -63,7 +81,9 @@ def test_an_output_that_is_a_file_is_refused(write_run, tmp_path, terminal):
     output.write_text("mine")
     with pytest.raises(UsageError) as error:
         compare([path, path], output, terminal)
-    assert str(error.value) == f"--output {output}: is a file; name a folder"
+    assert str(error.value) == (
+        f"--output {output}: is a file; name a folder, or a .png, .svg, .pdf file"
+    )
     assert output.read_text() == "mine"
 
 

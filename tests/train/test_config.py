@@ -7,9 +7,9 @@ import pytest
 import tomli_w
 
 from halfword.errors import UsageError
-from halfword.train.config import PRESETS, Precision, Schedule, TrainConfig
+from halfword.train.config import PRESETS, Precision, Schedule, TrainConfig, WarmupType
 from halfword.train.reading import load_config
-from halfword.train.schedule import SCHEDULES
+from halfword.train.schedule import SCHEDULES, WARMUPS
 from halfword.train.training import OPTIMIZERS
 
 
@@ -60,6 +60,7 @@ def test_formats_come_from_the_preset_unless_given() -> None:
 def test_choices_are_the_tables_they_choose_from() -> None:
     assert get_args(Precision) == tuple(PRESETS)
     assert get_args(Schedule) == tuple(SCHEDULES)
+    assert get_args(WarmupType) == tuple(WARMUPS)
     assert get_args(TrainConfig.model_fields["optimizer"].annotation) == tuple(OPTIMIZERS)
 
 
@@ -112,6 +113,10 @@ BAD_COMBINATIONS = [
         {"max_parameter_grad_norm": 1.0},
         "--max_parameter_grad_norm 1.0: clips released gradients; add --release_gradients, or use "
         "--max_grad_norm",
+    ),
+    (
+        {"release_gradients": True, "on_nonfinite": "skip"},
+        "--on_nonfinite skip: needs all gradients at once; with released ones use propagate",
     ),
     ({"num_heads": 4, "num_kv_heads": 3}, "--num_kv_heads 3: does not divide --num_heads 4"),
     ({"num_steps": 5, "lr_warmup_steps": 6}, "--lr_warmup_steps 6: more than --num_steps 5"),

@@ -132,6 +132,17 @@ def test_a_step_without_a_token_changes_nothing(tiny) -> None:
     assert all(map(torch.equal, before, training.model.parameters()))
 
 
+def test_a_skipped_step_writes_nothing_and_holds_the_schedule(tiny) -> None:
+    config = tiny(on_nonfinite="skip", lr_schedule="linear", num_steps=4, lr_warmup_steps=0)
+    training = loop.build(config)
+    before = [weight.clone() for weight in training.model.parameters()]
+    next(iter(training.model.parameters())).register_hook(lambda gradient: gradient * math.inf)
+    found = [loop.train_step(training, number) for number in range(2)]
+    assert [row.nonfinite for row in found] == [1, 1]
+    assert [row.lr for row in found] == [config.learning_rate] * 2
+    assert all(map(torch.equal, before, training.model.parameters()))
+
+
 def test_metrics_show_the_learning_rate_that_each_step_used(tiny, tmp_path: Path) -> None:
     config = tiny(lr_schedule="linear", num_steps=4, lr_warmup_steps=2, learning_rate=0.01)
     folder = run(config, tmp_path / "run")

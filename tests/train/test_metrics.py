@@ -37,8 +37,9 @@ def test_each_row_can_be_read_at_once(tmp_path: Path) -> None:
 
 
 def test_a_loss_log_that_cannot_be_written_is_refused_before_metrics_begin(tmp_path: Path) -> None:
+    (tmp_path / "a file").touch()
     with pytest.raises(UsageError, match=r"^--loss_log_file .*: cannot be written: "):
-        MetricsLog(tmp_path, tmp_path / "nowhere" / "loss.csv")
+        MetricsLog(tmp_path, tmp_path / "a file" / "loss.csv")
     assert not (tmp_path / "metrics.csv").exists()
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from halfword.train.schedule import SCHEDULES, multiplier
+from halfword.train.schedule import SCHEDULES, WARMUPS, multiplier
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -42,3 +42,20 @@ def test_wsd_falls_over_the_last_fifth() -> None:
     at_step = multiplier("wsd", num_steps=100, lr_warmup_steps=10)
     assert {at_step(step) for step in range(10, 81)} == {1.0}
     assert [at_step(step) for step in (81, 90, 99, 100)] == [0.95, 0.5, 0.05, 0.0]
+
+
+def test_a_log_warm_up_rises_as_the_logarithm_and_ends_at_the_peak() -> None:
+    at_step = multiplier("constant", 10, 4, warmup_type="log")
+    logs = [math.log(count) / math.log(5) for count in (2, 3, 4, 5)]
+    assert [at_step(step) for step in range(5)] == pytest.approx([*logs, 1.0])
+    assert multiplier("constant", 10, 1, warmup_type="log")(0) == 1.0
+
+
+@pytest.mark.parametrize("warmup_type", WARMUPS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_start_and_end_are_what_a_schedule_rises_from_and_falls_to(schedule, warmup_type) -> None:
+    plain = multiplier(schedule, 20, 4, warmup_type)
+    at_step = multiplier(schedule, 20, 4, warmup_type, start=0.5, end=0.25)
+    assert [at_step(t) for t in range(4)] == pytest.approx([0.5 + plain(t) / 2 for t in range(4)])
+    rest = range(4, 21)
+    assert [at_step(t) for t in rest] == pytest.approx([0.25 + 0.75 * plain(t) for t in rest])

@@ -9,7 +9,7 @@ from rich.text import Text
 from halfword.errors import UsageError
 from halfword.report.comparison import Comparison, build
 from halfword.report.html import check_output, write_html
-from halfword.report.page import remarks_on_equality, write
+from halfword.report.page import PLOT_KINDS, remarks_on_equality, write, write_plot
 from halfword.report.runs import load_runs
 from halfword.report.tables import tables
 
@@ -19,16 +19,19 @@ def compare(paths: Sequence[Path], output: Path, console: Console) -> Comparison
 
     Args:
         paths: run folders, or `step,loss` CSV files; the others are held against the first.
-        output: a folder, made if missing. Nothing is written before everything was read.
+        output: a folder, made if missing, or a .png, .svg or .pdf file for the plot of losses
+            alone. Nothing is written before everything was read.
         console: where the tables, warnings and the sentence go.
 
     Raises:
         UsageError: a path is not a run, a file in it is damaged, or the output cannot be written.
     """
-    if output.exists() and not output.is_dir():
-        raise UsageError("--output", output, "is a file; name a folder")
+    is_plot = output.suffix.lower() in PLOT_KINDS and not output.is_dir()
+    if output.exists() and not output.is_dir() and not is_plot:
+        kinds = ", ".join(PLOT_KINDS)
+        raise UsageError("--output", output, f"is a file; name a folder, or a {kinds} file")
     comparison = build(load_runs(paths))
-    written = write(comparison, output)
+    written = [write_plot(comparison, output)] if is_plot else write(comparison, output)
     _show(comparison, written, console)
     return comparison
 

@@ -15,6 +15,8 @@ from halfword.report.history import spans
 from halfword.report.runs import Run
 from halfword.report.tables import tables
 
+PLOT_KINDS = (".png", ".svg", ".pdf")
+
 
 def write(comparison: Comparison, output: Path) -> list[Path]:
     """Write `comparison.md`, `comparison.json`, `loss.png` and `memory.png`: all, or none."""
@@ -36,6 +38,23 @@ def write(comparison: Comparison, output: Path) -> list[Path]:
         fix = f"cannot be written ({error.strerror}); name a folder that can"
         raise UsageError("--output", output, fix) from None
     return [output / name for name in (*texts, *figures)]
+
+
+def write_plot(comparison: Comparison, output: Path) -> Path:
+    """Write the plot of losses alone, aside first: readers see all of it or none."""
+    from halfword.report.plots import draw_loss
+
+    kind = output.suffix.lower().removeprefix(".")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".plot-") as scratch:
+            aside = Path(scratch, output.name)
+            draw_loss(comparison).savefig(aside, format=kind)
+            os.replace(aside, output)
+    except OSError as error:
+        fix = f"cannot be written ({error.strerror}); name a file that can"
+        raise UsageError("--output", output, fix) from None
+    return output
 
 
 def to_markdown(comparison: Comparison) -> str:

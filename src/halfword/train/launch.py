@@ -1,6 +1,6 @@
 """The settings of a run, also of one that goes on from a checkpoint or starts from a model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,26 @@ from halfword.train.reading import load_config, read_settings
 from halfword.train.training import check_world, is_available
 
 # What may differ from the run that is resumed; the text is compared by its hash.
-FREE: frozenset[str] = PLACES | {
+FREE = PLACES | {
     *("precision", "master_weights", "moments", "num_steps", "device", "threads"),
     *("data", "dataset", "eval_data", "init", "activation_checkpointing", "warmup_steps"),
     *("stall_steps", "gradient_accumulation_steps"),
     *("zero_stage", "shard_size", "reduce_dtype", "cpu_offload", "timeout"),
     *("eval_steps", "save_steps", "keep_checkpoints", "keep_every", "log_interval", "log_to"),
 }
+LEAVE_OUT = "leave the option out"
 WIKITEXT_103 = "Salesforce/wikitext/wikitext-103-raw-v1"
 
 
 def configure(
-    file: Path | None, flags: Mapping[str, Any], free: frozenset[str] = FREE
+    file: Path | None, flags: Mapping[str, Any], fixed: Set[str] = frozenset()
 ) -> TrainConfig:
     """Merge defaults, the settings of what the run goes on from, the TOML file and flags.
 
     Args:
         file: the TOML file.
         flags: what the command line gives.
-        free: the settings that may differ from those of a run that is resumed.
+        fixed: those of the flags that must not change a run that is resumed, even if others may.
 
     Raises:
         UsageError: a setting that is wrong, or differs from what it must be the same as, or that
@@ -40,7 +41,7 @@ def configure(
     """
     given = read_settings(file, flags)
     if given.get("resume") is not None:
-        config = _resumed(given, file, flags, free)
+        config = _resumed(given, file, flags, fixed)
     else:
         config = _started(given, file, flags)
     trackers.check(config.log_to)
@@ -91,7 +92,7 @@ def _configure_from_deepspeed(
     if "precision" in flags:  # it stands for both formats
         settings = {key: settings[key] for key in settings if key != "moments" or key in flags}
     try:
-        config = configure(None, settings, FREE - (translation.settings.keys() - flags.keys()))
+        config = configure(None, settings, settings.keys() - flags.keys())
         check_world(config, world_size)
     except UsageError as error:
         raise translation.renamed(error) from None
@@ -106,7 +107,7 @@ def _started(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, An
 
 
 def _resumed(
-    given: Mapping[str, Any], file: Path | None, flags: Mapping[str, Any], free: frozenset[str]
+    given: Mapping[str, Any], file: Path | None, flags: Mapping[str, Any], fixed: Set[str]
 ) -> TrainConfig:
     where = str(given["resume"])
     run = Path(given.get("run") or Path("runs") / given.get("precision", "exact"))
@@ -122,8 +123,10 @@ def _resumed(
         raise UsageError("--run", run, f"is not the run of --resume {where}, which is {own_run}")
     saved = resume.saved_settings(checkpoint)
     before = TrainConfig(**saved)
-    for name in TrainConfig.model_fields.keys() & given.keys() - free:
-        _check_same(name, given[name], getattr(before, name), checkpoint)
+    for name in TrainConfig.model_fields.keys() & (given.keys() - FREE | fixed):
+        expected = getattr(before, name)
+        fix = f"give --{name} {expected}, which wins" if name in fixed else LEAVE_OUT
+        _check_same(name, given[name], expected, checkpoint, fix)
     if not is_available(str(saved.get("device"))):
         del saved["device"]
     if "precision" in given:  # it stands for both formats
@@ -145,11 +148,11 @@ def _initialized(
     folder = Path(str(given["init"]))
     shape = pretrained.read_shape(folder)
     for name in shape.keys() & given.keys():
-        _check_same(name, given[name], shape[name], folder)
+        _check_same(name, given[name], shape[name], folder, LEAVE_OUT)
     tokenizer = {"tokenizer": str(folder)} if (folder / "tokenizer.json").exists() else {}
     return load_config(file, flags, shape | tokenizer)
 
 
-def _check_same(name: str, value: Any, expected: Any, where: Path) -> None:
+def _check_same(name: str, value: Any, expected: Any, where: Path, fix: str) -> None:
     if value != expected:
-        raise UsageError(f"--{name}", value, f"{where} has {expected}; leave the option out")
+        raise UsageError(f"--{name}", value, f"{where} has {expected}; {fix}")

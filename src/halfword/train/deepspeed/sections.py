@@ -136,7 +136,7 @@ def _why_idle(it: Translation, key: str) -> str:
     if it.document.written[key] is None:
         return "null is as if it were not there"
     if it.document.is_left_open(key) and not (key in KEYS and KEYS[key].nothing):
-        return "auto is the command line's value, or halfword's default"
+        return "auto: the command line's value, or halfword's default"
     if key in KEYS:
         return KEYS[key].nothing or "as it is here"
     section = next((name for name in QUIET_SECTIONS if key.startswith(f"{name}.")), None)

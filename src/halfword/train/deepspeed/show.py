@@ -9,13 +9,15 @@ from rich.text import Text
 
 from halfword.train.deepspeed.translation import Translation
 
+KEY_WIDTH, VALUE_WIDTH = 35, 16  # most keys fit, and leave half a terminal for what they become
+
 
 def show(translation: Translation, console: Console) -> None:
     """Print what keys become, once each what changes nothing, and what the command line gives."""
     document = translation.document
     table = Table(title=f"{document.file} in halfword", box=box.SIMPLE, title_justify="left")
-    for name in ("key", "value", "here"):
-        table.add_column(name, overflow="fold", no_wrap=name != "here")
+    for name, width in {"key": KEY_WIDTH, "value": VALUE_WIDTH, "here": None}.items():
+        table.add_column(name, overflow="fold", max_width=width)
     for key, text in translation.here.items():
         table.add_row(*(Text(cell) for cell in (key, document.shown(key), text)))
     console.print(table)
