@@ -11,10 +11,11 @@ DeepSpeed is not among halfword's requirements; install it for this benchmark al
     pip install deepspeed==0.19.8 ninja
     python benchmarks/deepspeed_example.py [--num_steps 200]
 
-It runs ZeRO stage 3 on one rank over gloo with its own AdamW for CPUs (compiled at its first use),
-as its configs/baseline.json and bf16_full.json ask for. The arms take turns, step by step, so that
-a machine that slows down slows all. Memory is counted by torch's allocator, from before the arm is
-built: *held* between steps, and the *peak* of a step. Writes benchmarks/results/deepspeed_example/.
+It runs ZeRO stage 3 on one rank over gloo, as its configs/baseline.json and bf16_full.json ask
+for, with torch's AdamW (its option `torch_adam`; its own would be compiled first). The arms take
+turns, step by step, so that a machine that slows down slows all. Memory is counted by torch's
+allocator, from before the arm is built: *held* between steps, and the *peak* of a step. Writes
+benchmarks/results/deepspeed_example/.
 """
 
 import argparse
@@ -29,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from halfword.report import compare
 from halfword.train.config import Precision, TrainConfig
 from halfword.train.loop import train_step
 from halfword.train.metrics import Row
@@ -50,9 +53,9 @@ PROFILED_STEPS = 3  # the first makes what is made once
 LAST_STEP = "last profiled step"
 SHAPE: dict[str, Any] = {
     **{"num_layers": 4, "hidden_dim": 128, "ffn_dim": 384, "num_heads": 4, "seq_length": 128},
-    **{"batch_size": 8, "learning_rate": 1e-3, "lr_schedule": "constant", "lr_warmup_steps": 0},
+    **{"batch_size": 4, "learning_rate": 1e-3, "lr_schedule": "constant", "lr_warmup_steps": 0},
     **{"beta2": 0.999, "weight_decay": 0.01, "max_grad_norm": 0.0, "stall_steps": 0},
-    "device": "cpu",
+    **{"device": "cpu", "threads": 1},
 }  # the optimizer of the example's files, but for a learning rate that suits the smaller model
 
 
@@ -92,10 +95,16 @@ def main() -> int:
     }
     write(arguments.output / "result.json", result)
     for name, arm in arms.items():
-        _write_losses(arguments.output / f"{name.replace(',', '').replace(' ', '-')}.csv", arm)
-        figures = result["arms"][name]
+        _write_losses(arguments.output / f"{_slug(name)}.csv", arm)
+    curves = [arguments.output / f"{_slug(name)}.csv" for name in arms]
+    compare(curves, arguments.output / "loss.png", Console())
+    for name, figures in result["arms"].items():
         print(f"{name:36}", *(f"{key} {value:.4f}" for key, value in figures.items()))
     return 0
+
+
+def _slug(name: str) -> str:
+    return name.replace(",", "").replace(" ", "-")
 
 
 def _profiled(make: Callable[..., Callable[[int], float]], *arguments: Any) -> Arm:
@@ -166,7 +175,7 @@ def _deepspeed(data: Training, bf16: dict[str, bool]) -> Callable[[int], float]:
 def _deepspeed_config(config: TrainConfig, bf16: dict[str, bool]) -> dict[str, Any]:
     params = {
         **{"lr": config.learning_rate, "betas": [config.beta1, config.beta2]},
-        **{"eps": config.eps, "weight_decay": config.weight_decay},
+        **{"eps": config.eps, "weight_decay": config.weight_decay, "torch_adam": True},
     }
     return {
         "train_micro_batch_size_per_gpu": config.batch_size,

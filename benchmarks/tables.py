@@ -249,6 +249,27 @@ def zero_throughput(result: dict[str, Any]) -> str:
     )
 
 
+def deepspeed_example(result: dict[str, Any]) -> str:
+    """The comparison of DeepSpeed's example, run again."""
+    lines = [
+        "| | held, bytes a parameter | peak | step, s | final loss | mean loss | loss std |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, arm in result["arms"].items():
+        sizes = [f"{arm[f'{at}_bytes_per_parameter']:.2f}" for at in ("held", "peak")]
+        losses = [f"{arm[key]:.4f}" for key in ("final_loss", "mean_loss", "loss_std")]
+        cells = [name, *sizes, f"{arm['step_s_median']:.3f}", *losses]
+        lines.append(f"| {' | '.join(cells)} |")
+    settings = result["settings"]
+    note = (
+        f"{result['num_parameters']:,} parameters, {settings['num_steps']} steps of "
+        f"{settings['batch_size']} x {settings['seq_length']} bytes of the text that comes with "
+        f"Python, one rank, DeepSpeed {result['deepspeed']}, {_where(result)} "
+        "`benchmarks/deepspeed_example.py`."
+    )
+    return "\n".join([*lines, "", note])
+
+
 BLOCKS: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("README.md", "demo", "demo/comparison.json", demo),
     ("docs/training.md", "train_loop", "train_loop.json", train_loop),
@@ -259,6 +280,10 @@ BLOCKS: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("docs/precision.md", "step_memory", "step-memory.json", step_memory),
     ("docs/distributed.md", "zero_memory", "zero_memory.json", zero_memory),
     ("docs/distributed.md", "zero_throughput", "zero_throughput.json", zero_throughput),
+    (
+        *("docs/deepspeed.md", "deepspeed_example"),
+        *("deepspeed_example/result.json", deepspeed_example),
+    ),
     ("docs/precision.md", "convergence", "convergence", convergence),
     ("docs/precision.md", "finetuning", "finetuning", finetuning),
 ]

@@ -109,7 +109,7 @@ BAD_TRAIN = {
     "--run no_text/.. ": "--run no_text/..: holds other files; name a new or an empty folder",
     "--run text.txt": "--run text.txt: is a file; name a folder",
     "--run text.txt/run": "--run text.txt/run: cannot be written: Not a directory",
-    "--loss_log_file text.txt/a.csv": "--loss_log_file text.txt/a.csv: cannot be written: Not a",
+    "--loss_log_file text.txt/a.csv": "--loss_log_file text.txt/a.csv: cannot be written: File",
     "--run old_run --overwrite --loss_log_file text.txt/a.csv": "--loss_log_file text.txt/a.csv:",
     "--run old_run --overwrite --vocab_size 9": "--vocab_size 9: too few for the tokenizer",
     "--overwrite": "--overwrite True: name the folder to replace by --run",
