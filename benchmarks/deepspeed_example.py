@@ -180,6 +180,7 @@ def _deepspeed_config(config: TrainConfig, bf16: dict[str, bool]) -> dict[str, A
     return {
         "train_micro_batch_size_per_gpu": config.batch_size,
         "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,  # left out, it would be 1 (runtime/constants.py)
         "steps_per_print": 10**9,
         "optimizer": {"type": "AdamW", "params": params},
         "bf16": bf16,

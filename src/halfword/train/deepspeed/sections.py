@@ -1,7 +1,7 @@
 """From the keys of a DeepSpeed file to settings of a run; no setting is left to be guessed.
 
-What DeepSpeed does where a key is missing is a setting too: no scheduler is a constant learning
-rate, no `gradient_clipping` none, a missing beta DeepSpeed's default. `"auto"` leaves a setting to
+What a missing key means is a setting too: no scheduler is a constant learning rate, no
+`gradient_clipping` none, a missing beta DeepSpeed's default. `"auto"` leaves a setting to
 the command line, then to halfword's default, as Hugging Face leaves it to its own arguments.
 """
 
@@ -124,7 +124,9 @@ def _zero(it: Translation) -> None:
 def _rest(it: Translation) -> None:
     clipping = "gradient_clipping"
     if not it.document.is_left_open(clipping):
-        it.give(clipping, max_grad_norm=float(it.value(clipping) or 0.0))
+        # runtime/constants.py of 0.19 has 1.0 as default, which few who leave the key out expect.
+        note = "" if clipping in it.document.values else "DeepSpeed 0.19 itself clips to 1"
+        it.give(clipping, note, max_grad_norm=float(it.value(clipping) or 0.0))
     if (interval := it.value("steps_per_print")) is not None:
         it.give("steps_per_print", log_interval=interval)
     if (dtype := it.value("communication_data_type")) is not None:
