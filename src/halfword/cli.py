@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import NoneType
@@ -15,7 +15,7 @@ from rich.console import Console
 
 import halfword
 from halfword.errors import UsageError
-from halfword.train.config import TrainConfig
+from halfword.train.config import PLANNED, TrainConfig
 
 FAILURE = 1
 NONFINITE = 1
@@ -98,6 +98,36 @@ def train(
             return _fail("halfword train", str(error), FAILURE)
         raise
     return 0
+
+
+def plan(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="a TOML file of settings, as train takes it")
+    ] = None,
+    params: Annotated[
+        str | None, typer.Option(metavar="N", help="only a number of parameters, as 30e9")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="a Hugging Face config.json, or its folder")
+    ] = None,
+    world_size: Annotated[int, typer.Option("--world_size", help="processes, one a device")] = 1,
+    device_memory: Annotated[
+        str | None,
+        typer.Option("--device_memory", metavar="GIB", help="of one device, as 80 or 80GB"),
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option(help="run the step on fake tensors for activations and the peak")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, sizes in bytes")] = False,
+    **flags: Any,
+) -> None:
+    """Say what a run will hold of memory under every preset, before it runs."""
+    from halfword.planning import plan
+    from halfword.planning.request import read_request
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    request = read_request(config, params, model, world_size, device_memory, given)
+    plan(request, trace, as_json)
 
 
 def compare(
@@ -193,26 +223,28 @@ def _commands() -> Any:
         context_settings={"token_normalize_func": lambda token: token.replace("-", "_")},
     )
     app.callback(invoke_without_command=True)(_halfword)
-    app.command()(_with_settings(train))
+    app.command()(_with_settings(train, TrainConfig.model_fields))
+    app.command()(_with_settings(plan, PLANNED))
     for command in (compare, report, export, inspect, doctor, demo):
         app.command()(command)
     return typer.main.get_command(app)
 
 
-def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command one option for each field of TrainConfig, beside those that it names."""
-    named = list(signature(command).parameters.values())[:-1]  # without **flags
+def _with_settings(command: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
+    """Give a command one option for each of these fields of TrainConfig, after its own."""
+    own = list(signature(command).parameters.values())[:-1]  # without **flags
+    fields = {name: TrainConfig.model_fields[name] for name in names}
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, field))
-        for name, field in TrainConfig.model_fields.items()
+        for name, field in fields.items()
     ]
 
-    def with_settings(**flags: Any) -> int:
+    def with_settings(**flags: Any) -> Any:
         return command(**flags)
 
     with_settings.__name__ = command.__name__
     with_settings.__doc__ = command.__doc__
-    with_settings.__signature__ = Signature([*named, *options])  # type: ignore[attr-defined]
+    with_settings.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]
     return with_settings
 
 

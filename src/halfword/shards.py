@@ -228,10 +228,10 @@ def _box(
         dim: int = placement.dim  # type: ignore[attr-defined]
         factor: int = getattr(placement, "split_factor", 1)
         if factor == 1:
-            held[dim] = _chunk(held[dim], size, rank)
+            held[dim] = chunk(held[dim], size, rank)
         else:  # FSDP2 over tensor parallelism cuts the pieces of a later mesh dimension
-            pieces = [_chunk(held[dim], factor, number) for number in range(factor)]
-            held[dim] = [index for piece in pieces for index in _chunk(piece, size, rank)]
+            pieces = [chunk(held[dim], factor, number) for number in range(factor)]
+            held[dim] = [index for piece in pieces for index in chunk(piece, size, rank)]
     if any(len(index) and index[-1] - index[0] + 1 != len(index) for index in held):
         raise ValueError(placements)
     return [
@@ -240,7 +240,7 @@ def _box(
     ]
 
 
-def _chunk(index: Sequence[int], count: int, position: int) -> Sequence[int]:
+def chunk(index: Sequence[int], count: int, position: int) -> Sequence[int]:
     """Return a chunk as torch cuts them, all but the last equal; late ones may be empty."""
     size = math.ceil(len(index) / count)
     return index[position * size : (position + 1) * size]

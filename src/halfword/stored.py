@@ -95,8 +95,10 @@ def make_weight(format: Format, parameter: Tensor) -> dict[str, Tensor]:
 
 def adopt(weight: Stored) -> None:
     """Rebuild the other planes of a weight from the parameter: its master is then what it shows."""
+    if len(weight.planes) == 1:
+        return
     for _, (parameter, *others) in tiles(weight.planes):
-        rebuilt = weight.format.encode(parameter.reshape(-1).float(), None) if others else ()
+        rebuilt = weight.format.encode(parameter.reshape(-1).float(), None)
         for plane, value in zip(others, rebuilt[1:], strict=True):
             plane.copy_(value.view(plane.shape))
 

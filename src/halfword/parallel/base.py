@@ -53,6 +53,10 @@ class Parallel(nn.Module):
         """Do as the optimizer's own method, but add sums over ranks before they are rounded."""
         return optimizer.accumulate_in_fp32()
 
+    def idle_bytes(self) -> int:
+        """Return the bytes that communication keeps and that no gradient is a view of."""
+        return 0
+
     def share_weights(self) -> None:
         """Bring weights that were written through the optimizer to all ranks that need them."""
 

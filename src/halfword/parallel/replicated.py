@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import GradBucket
+from torch._guards import active_fake_mode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.futures import Future
@@ -38,6 +39,8 @@ class Replicated(Parallel):
         ddp = DistributedDataParallel(
             model,
             process_group=group,
+            # Fake tensors, whose memory is planned, have no values to compare over ranks.
+            init_sync=active_fake_mode() is None,
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
             # Else DDP lays its buckets out anew after the first backward pass, and ranks add up in
@@ -64,6 +67,7 @@ class Replicated(Parallel):
         for view in self._views.values():
             if view.grad is not None:  # the buckets are about to be used again
                 view.grad = view.grad.clone()
+        self._reducer.buckets.clear()
         super().backward(loss)
         for parameter, view in self._views.items():
             if parameter.grad is None:  # no rank used it
@@ -92,6 +96,13 @@ class Replicated(Parallel):
         handle = optimizer.accumulate_in_fp32()
         self._reducer.accumulation = handle
         return handle
+
+    def idle_bytes(self) -> int:
+        """Return the bytes that communication keeps and that no gradient is a view of."""
+        gradients = [view.grad for view in self._views.values() if view.grad is not None]
+        viewed = {local(gradient).untyped_storage()._cdata for gradient in gradients}
+        buckets = self._reducer.buckets.items()
+        return sum(size for storage, size in buckets if storage not in viewed)
 
     @torch.no_grad()
     def share_weights(self) -> None:
@@ -165,11 +176,13 @@ class Reducer:
 
     Attributes:
         accumulation: gets the sums before they are rounded.
+        buckets: bytes of each bucket of the last backward pass, by storage; DDP keeps them.
     """
 
     accumulation: Accumulation | None = None
 
     def __init__(self, group: distributed.ProcessGroup | None, reduction: Reduction) -> None:
+        self.buckets: dict[int, int] = {}
         self._group = group
         self._reduction = reduction
 
@@ -181,6 +194,8 @@ class Reducer:
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Reduce a bucket: DDP's communication hook."""
         rounded, parameters = bucket.buffer(), bucket.parameters()
+        storage = rounded.untyped_storage()
+        self.buckets[storage._cdata] = storage.nbytes()
         counts = [parameter.numel() for parameter in parameters]
         sums = rounded.to(self._reduction.dtype)
 

@@ -109,4 +109,5 @@ class UnitSums:
         part = local(parameter)
         own = self._left[: part.numel()].view(part.shape).to(part.device)
         self._accumulation.sums[parameter] = wrap(own, parameter)
-        self._left = self._left[padded_numel(parameter, self._size) :]
+        rest = self._left[padded_numel(parameter, self._size) :]
+        self._left = rest if rest.numel() else torch.empty(0)  # else it would keep all sums

@@ -43,6 +43,14 @@ LEARNING_RATES: dict[Rule, float] = {"adamw": 1e-3, "adam": 1e-3, "lion": 1e-4, 
 # Where one run writes. Not part of what config.toml repeats: a second run writes elsewhere.
 PLACES = frozenset({"run", "overwrite", "resume", "loss_log_file"})
 
+# What a run's memory depends on: the options of `halfword plan`.
+PLANNED = (
+    *("precision", "master_weights", "moments", "release_gradients", "optimizer", "beta1"),
+    *("num_layers", "hidden_dim", "ffn_dim", "num_heads", "num_kv_heads", "vocab_size"),
+    *("tie_embeddings", "seq_length", "batch_size", "gradient_accumulation_steps"),
+    *("activation_checkpointing", "zero_stage", "shard_size", "reduce_dtype", "device"),
+)
+
 AnyPath = Annotated[Path, Strict(False)]  # a TOML file can only give a string
 
 

@@ -7,6 +7,7 @@ import tomli_w
 
 from halfword.parallel import gather
 from halfword.train import metrics, record, run_folder, trackers
+from halfword.train.footprint import planned
 from halfword.train.metrics import MetricsLog, Row
 from halfword.train.trackers import Tracker
 from halfword.train.training import Training
@@ -56,7 +57,7 @@ class Files:
         self._num_tracked_evaluations = len(self._training.evaluations)
 
     def memory(self) -> None:
-        """Write memory.json: what was held at the entry of a step and between steps."""
+        """Write memory.json: what was held and at the peak, beside what was planned."""
         memory = self._training.memory
         if self._log is None or not memory:  # a resumed run may have had nothing left to do
             return
@@ -66,6 +67,8 @@ class Files:
             "at_step_entry": at_step_entry.components,
             "between_steps": memory["between_steps"].components,
             "bytes_per_parameter": at_step_entry.bytes_per_parameter,
+            "peak": memory["peak"].components if "peak" in memory else None,
+            "planned": {name: plan.components for name, plan in planned(self._training).items()},
             "peak_rss_bytes": record.peak_rss_bytes(),
         }
         metrics.write_json(self._folder / "memory.json", table)

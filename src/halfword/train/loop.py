@@ -14,9 +14,12 @@ from torch import Tensor
 
 import halfword
 from halfword.checkpoint import Writer
+from halfword.parallel import Parallel
 from halfword.train import resume, run_folder
 from halfword.train.config import TrainConfig
+from halfword.train.data import Batch
 from halfword.train.files import Files
+from halfword.train.footprint import held, peak_watched
 from halfword.train.metrics import Row
 from halfword.train.model import IGNORED, loss_sum
 from halfword.train.progress import Display
@@ -91,7 +94,8 @@ def train(training: Training, folder: Path, console: Console, stop: Stop) -> Non
         _evaluate_if_due(training, display, stop)  # a signal may have come before it
         files.evaluations()
         while len(training.rows) < config.num_steps and not stop.agree(world):
-            row = train_step(training, len(training.rows))
+            with peak_watched(training, len(training.rows)):
+                row = train_step(training, len(training.rows))
             training.rows.append(row)
             files.row(row)
             display.step(row)
@@ -123,19 +127,21 @@ def train_step(training: Training, step: int) -> Row:
     num_tokens = int(world.sum(sum(int((targets != IGNORED).sum()) for _, targets in batches)))
     count = config.stall_steps > 0 and step % config.stall_steps == 0
     with optimizer.diagnostics() if count else contextlib.nullcontext() as diagnostics:
-        losses = _backward(training, batches, num_tokens)
+        losses = backward(
+            training.model, training.release, training.device, batches, num_tokens
+        )
         _synchronize(training.device)
         optimizer_started = time.perf_counter()
         grad_norm = _clip(training)
         if "at_step_entry" not in training.memory:
-            training.memory["at_step_entry"] = optimizer.memory()
+            training.memory["at_step_entry"] = held(training)
         if num_tokens:
             optimizer.step()
     _synchronize(training.device)
     finished = time.perf_counter()
     optimizer.zero_grad()
     if "between_steps" not in training.memory:
-        training.memory["between_steps"] = optimizer.memory()
+        training.memory["between_steps"] = held(training)
     training.micro_batches += world.size * config.gradient_accumulation_steps
     mean_loss = world.sum(sum(loss.item() for loss in losses))
     row = Row(
@@ -154,20 +160,24 @@ def train_step(training: Training, step: int) -> Row:
     return row
 
 
-def _backward(
-    training: Training, batches: list[tuple[Tensor, Tensor]], num_tokens: int
+def backward(
+    model: Parallel,
+    release: halfword.Release | None,
+    device: torch.device,
+    batches: list[Batch],
+    num_tokens: int,
 ) -> list[Tensor]:
     """Return the share in the step's loss of each micro-batch; released gradients step in here."""
     losses = []
     for number, (inputs, targets) in enumerate(batches, start=1):
-        logits = training.model(inputs.to(training.device))
+        logits = model(inputs.to(device))
         # By the tokens of all micro-batches: a mean of means would weigh short ones more.
-        loss = loss_sum(logits, targets.to(training.device)) / max(1, num_tokens)
+        loss = loss_sum(logits, targets.to(device)) / max(1, num_tokens)
         losses.append(loss.detach())
-        release, last = training.release, number == len(batches)
-        held = release.hold() if release and not (last and num_tokens) else contextlib.nullcontext()
-        with held:
-            training.model.backward(loss)
+        last = number == len(batches)
+        hold = release is not None and not (last and num_tokens)
+        with release.hold() if release and hold else contextlib.nullcontext():
+            model.backward(loss)
     return losses
 
 

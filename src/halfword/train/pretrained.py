@@ -30,6 +30,7 @@ SHAPE = {
     "vocab_size": "vocab_size",
     "tie_embeddings": "tie_word_embeddings",
 }
+LLAMA_SHAPED = ("llama", "mistral")
 # What the trainer's model has no setting for; other values would be computed wrong.
 FIXED = {
     "model_type": "llama",
@@ -83,14 +84,7 @@ def read_shape(folder: Path) -> dict[str, Any]:
         UsageError: no such folder, or a model that the trainer does not have.
     """
     file = folder / "config.json"
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError("--init", folder, f"has no config.json: {error.strerror}") from None
-    except ValueError:
-        raise UsageError("--init", file, "is not JSON") from None
-    if not isinstance(table, dict):
-        raise UsageError("--init", file, "is not a LlamaConfig")
+    table = _read_table("--init", file)
     for key, value in FIXED.items():
         if table.get(key, value) != value:
             raise UsageError("--init", file, f"{key} is {table[key]!r}, must be {value!r}")
@@ -100,15 +94,33 @@ def read_shape(folder: Path) -> dict[str, Any]:
     theta = rope.get("rope_theta", table.get("rope_theta", ROPE_THETA))
     if theta != ROPE_THETA or rope.get("rope_type", "default") != "default":
         raise UsageError("--init", file, f"rotary positions must be plain, theta {ROPE_THETA:g}")
-    missing = [key for key in SHAPE.values() if key not in table and key != "tie_word_embeddings"]
-    if missing:
-        raise UsageError("--init", file, f"{missing[0]} is missing")
-    shape = {name: table.get(key, False) for name, key in SHAPE.items()}
-    for name, value in shape.items():
-        if type(value) is not (bool if name == "tie_embeddings" else int):
-            raise UsageError(
-                "--init", file, f"{SHAPE[name]} is {value!r}, no number or no truth value"
-            )
+    return _shape("--init", file, table)
+
+
+def read_memory_shape(path: Path) -> dict[str, Any]:
+    """Return the same of a config.json or its folder, where only shapes need be the trainer's.
+
+    Positions and the norms' epsilon take no memory, so Llama 3 and Mistral are told as well.
+
+    Raises:
+        UsageError: no such file, or a model of other shapes.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    table = _read_table("--model", file)
+    fixed = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
+    for key, value in fixed.items():
+        if table.get(key, value) != value:
+            raise UsageError("--model", file, f"{key} is {table[key]!r}, must be {value!r}")
+    if table.get("model_type") not in LLAMA_SHAPED:
+        kinds = " or ".join(LLAMA_SHAPED)
+        fix = f"model_type is {table.get('model_type')!r}, must be {kinds}; or give --params"
+        raise UsageError("--model", file, fix)
+    table = {"num_key_value_heads": table.get("num_attention_heads"), **table}
+    shape = _shape("--model", file, table)
+    own = shape["hidden_dim"] // max(1, shape["num_heads"])
+    if (table.get("head_dim") or own) != own:
+        fix = f"head_dim is {table['head_dim']!r}, must be hidden_size / num_attention_heads"
+        raise UsageError("--model", file, fix)
     return shape
 
 
@@ -131,6 +143,32 @@ def read_weights(folder: Path, config: TrainConfig) -> dict[str, Tensor]:
     if config.tie_embeddings and "model.embed_tokens.weight" in weights:
         weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
     return weights
+
+
+def _read_table(option: str, file: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        where = file.parent if option == "--init" else file
+        problem = "has no config.json" if option == "--init" else "cannot be read"
+        raise UsageError(option, where, f"{problem}: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(option, file, "is not JSON") from None
+    if not isinstance(table, dict):
+        raise UsageError(option, file, "is not a LlamaConfig")
+    return table
+
+
+def _shape(option: str, file: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    missing = [key for key in SHAPE.values() if key not in table and key != "tie_word_embeddings"]
+    if missing:
+        raise UsageError(option, file, f"{missing[0]} is missing")
+    shape = {name: table.get(key, False) for name, key in SHAPE.items()}
+    for name, value in shape.items():
+        if type(value) is not (bool if name == "tie_embeddings" else int):
+            fix = f"{SHAPE[name]} is {value!r}, no number or no truth value"
+            raise UsageError(option, file, fix)
+    return shape
 
 
 def _llama_config(config: TrainConfig, dtype: str) -> dict[str, Any]:

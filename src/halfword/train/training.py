@@ -79,7 +79,7 @@ def build(config: TrainConfig, world: World | None = None) -> Training:
     sequences = PackedSequences(tokens, config.seq_length, config.seed)
     eval_windows = EvalWindows(eval_tokens, config.seq_length, config.batch_size)
     world.connect(device, config.shard_size, config.timeout)
-    model = _spread(config, build_model(config, vocab_size, device), world)
+    model = spread(config, build_model(config, vocab_size, device), world)
     optimizer = build_optimizer(config, model)
     model.attach(optimizer)
     if config.gradient_accumulation_steps > 1:
@@ -118,7 +118,7 @@ def check_world(config: TrainConfig, size: int) -> None:
         raise UsageError("--cpu_offload", config.cpu_offload, fix)
 
 
-def _spread(config: TrainConfig, model: Llama, world: World) -> Parallel:
+def spread(config: TrainConfig, model: Llama, world: World) -> Parallel:
     """Run the model on all ranks; alone, every stage is the same."""
     if world.mesh is None:
         return Parallel(model)

@@ -119,11 +119,9 @@ class World:
             timeout=timeout,
             device_id=on_device,
         )
-        copies = self.size // (shard_size or self.size)
-        sizes = {"replicate": copies, "shard": self.size // copies}
-        used = [name for name in sizes if name == "shard" or copies > 1]
-        shape = tuple(sizes[name] for name in used)
-        self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=tuple(used))
+        sizes = mesh_sizes(self.size, shard_size)
+        names, shape = tuple(sizes), tuple(sizes.values())
+        self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
         for group in self.mesh.get_all_groups():  # a mesh makes its own with torch's half an hour
             distributed.distributed_c10d._set_pg_timeout(timeout, group)
         self.ranks = Ranks(distributed.new_group(backend="gloo", timeout=timeout))
@@ -176,6 +174,13 @@ class World:
         reduced = torch.tensor(value, dtype=torch.float64)
         distributed.all_reduce(reduced, operation)
         return reduced.item()
+
+
+def mesh_sizes(world_size: int, shard_size: int | None) -> dict[str, int]:
+    """Return the dimensions of the mesh of all ranks: copies, if there are several, and shards."""
+    shards = shard_size or world_size
+    copies = {"replicate": world_size // shards} if world_size > shards else {}
+    return copies | {"shard": shards}
 
 
 def is_loss_of_contact(error: BaseException) -> bool:
