@@ -1,5 +1,6 @@
 """What each preset holds of one model, on the first rank: at three moments, by component."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,9 @@ def answer(request: Request, trace: Trace | None) -> list[Row]:
         trace: traces a step, with gradients released or not; None: no peak.
     """
     config = request.config
-    wanted = {name: (formats, name in RELEASED) for name, formats in PRESETS.items()}
+    wanted: dict[str, tuple[Formats, bool]] = {
+        name: (formats, name in RELEASED) for name, formats in PRESETS.items()
+    }
     own = config.formats, config.release_gradients
     if own not in wanted.values():
         wanted["+".join((*own[0], *["released"] * own[1]))] = own
@@ -150,13 +153,7 @@ def to_table(request: Request, rows: list[Row], unseen: tuple[str, ...]) -> dict
 
 def num_parameters(request: Request) -> int:
     """Return the elements of all parameters, on all ranks together."""
-    total = 0
-    for shape in request.shapes:
-        count = 1
-        for size in shape:
-            count *= size
-        total += count
-    return total
+    return sum(map(math.prod, request.shapes))
 
 
 def _row_table(row: Row, device_memory: int | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from halfword.memory.trace import Traced
 from halfword.planning.answer import answer, chosen, num_parameters, to_table
 from halfword.planning.request import Request
 from halfword.planning.step import UNSEEN, trace_step
-from halfword.planning.tables import size, tables
+from halfword.planning.tables import size, table
 
 ASSUMPTION = (
     "Assumed: all parameters are in matrices that int8 can quantize; give a model's shape, by "
@@ -32,8 +32,7 @@ def plan(request: Request, trace: bool, as_json: bool) -> None:
     if known is None:
         console.print(Text(ASSUMPTION), soft_wrap=True)
     console.print()
-    for table in tables(request, rows, chosen(request, rows)):
-        console.print(table.to_rich())
+    console.print(table(request, rows, chosen(request, rows)).to_rich())
     if traced is not None:
         console.print(Text(f"Not seen by the trace: {'; '.join(UNSEEN)}."), soft_wrap=True)
 

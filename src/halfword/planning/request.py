@@ -92,7 +92,7 @@ def _count(text: str) -> int:
     except InvalidOperation:
         number = Decimal("NaN")
     if not number.is_finite() or number < 1 or number != number.to_integral_value():
-        raise UsageError("--params", text, "must be a whole number from 1 on, as 6858007633 or 30e9")
+        raise UsageError("--params", text, "must be a whole number, as 6858007633 or 30e9")
     return int(number)
 
 

@@ -76,5 +76,3 @@ def _step(config: TrainConfig, model: Parallel, released: bool) -> Step:
         model.share_weights()
 
     return Step(model.module, [inputs, *sums.values()], run)
-
-

@@ -1,33 +1,58 @@
-"""The answer as tables for a terminal."""
-
-from collections.abc import Iterable
+"""The answer as a table for a terminal: presets side by side, components below each other."""
 
 from halfword.planning.answer import BASELINE, BETWEEN, ENTRY, PEAK, Row
 from halfword.planning.request import Request
 from halfword.report.tables import Table
 
-HELD = ("weights", "master", "gradients", "exp_avg", "exp_avg_sq", "momentum_buffer", "scales")
+HELD = ("weights", "master", "exp_avg", "exp_avg_sq", "momentum_buffer", "scales")
 AT_PEAK = {
-    "weights, states": (
-        *("weights", "master", "exp_avg", "exp_avg_sq", "momentum_buffer", "scales"),
-        "step_counters",
-    ),
-    "gradients": ("gradients",),
+    "gradients then": ("gradients",),
     "gathered": ("gathered_weights", "gathered_gradients"),
     "communication": ("communication",),
     "activations": ("activations", "inputs", "buffers"),
     "temporaries": ("temporaries",),
 }
-"""Columns of the peak's table, and the components in each."""
+"""What is held only for a while, and the components of each row."""
 UNITS = (("GiB", 30), ("MiB", 20), ("KiB", 10))
 
 
-def tables(request: Request, rows: list[Row], own: Row) -> list[Table]:
-    """Return what is held at the entry of a step and between steps, and what at the peak."""
-    found = [_held(request, rows, own)]
+def table(request: Request, rows: list[Row], own: Row) -> Table:
+    """Return what is held at the entry of a step, between steps, and at the peak.
+
+    Args:
+        request: the question.
+        rows: the answer.
+        own: the row that the settings mean.
+    """
+    unit, power = _unit(max(row.largest_bytes for row in rows))
+    body: list[tuple[str, ...]] = []
+
+    def add(title: str, moment: str, *names: str) -> None:
+        sizes = [sum(row.moments[moment].get(name, 0) for name in names) for row in rows]
+        if any(sizes):
+            body.append((title, *(f"{number / (1 << power):.2f}" for number in sizes)))
+
+    for name in HELD:
+        add(name.replace("_buffer", " buffer"), ENTRY, name)
+    add("gradients", ENTRY, "gradients")
+    add("buckets", ENTRY, "communication")
+    add("= at entry", ENTRY, "total")
+    add("= between", BETWEEN, "total")
     if all(PEAK in row.moments for row in rows):
-        found.append(_peak(rows, own))
-    return found
+        for title, names in AT_PEAK.items():
+            add(title, PEAK, *names)
+        add("= at the peak", PEAK, "total")
+    body.append(("change", *_changes(rows)))
+    if request.device_memory is not None:
+        fits = ["yes" if row.fits(request.device_memory) else "no" for row in rows]
+        body.append(("fits", *fits))
+    return Table(
+        title=f"Memory of a rank, {unit}",
+        note=f"At entry: of step(). Change: of {_largest(rows)}, against {BASELINE}.\n"
+        f"The options say {own.name}.",
+        header=("", *(row.name.replace("-", "- ").replace("+", "+ ") for row in rows)),
+        rows=tuple(body),
+    )
 
 
 def size(num_bytes: int) -> str:
@@ -40,55 +65,14 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes / (1 << power):.2f} {unit}"
 
 
-def _held(request: Request, rows: list[Row], own: Row) -> Table:
-    unit, power = _unit(max(row.largest_bytes for row in rows))
-    columns = [name for name in HELD if any(row.moments[ENTRY].get(name) for row in rows)]
-    before = next(row for row in rows if row.name == BASELINE).moments[ENTRY]["total"]
-    body = []
-    for row in rows:
-        entry = row.moments[ENTRY]
-        cells = [entry.get(name, 0) for name in columns]
-        cells += [entry["total"], row.moments[BETWEEN]["total"]]
-        more = [f"{entry['total'] / before - 1:+.0%}"]
-        if request.device_memory is not None:
-            more.append("yes" if row.fits(request.device_memory) else "no")
-        body.append((_name(row, own), *_numbers(cells, power), *more))
-    fits = ("fits",) if request.device_memory is not None else ()
-    names = [name.replace("_", " ") if name == "momentum_buffer" else name for name in columns]
-    return Table(
-        title=f"Held by a rank, {unit}",
-        note="At the entry of step(), but for the column between steps; * is what the options say.",
-        header=("precision", *names, "at entry", "between", f"to {BASELINE}", *fits),
-        rows=tuple(body),
-    )
+def _largest(rows: list[Row]) -> str:
+    return "the peak" if PEAK in rows[0].moments else "what is held at step entry"
 
 
-def _peak(rows: list[Row], own: Row) -> Table:
-    unit, power = _unit(max(row.largest_bytes for row in rows))
-    columns = {
-        title: names
-        for title, names in AT_PEAK.items()
-        if any(row.moments[PEAK].get(name) for row in rows for name in names)
-    }
-    body = []
-    for row in rows:
-        peak = row.moments[PEAK]
-        cells = [sum(peak.get(name, 0) for name in names) for names in columns.values()]
-        body.append((_name(row, own), *_numbers([*cells, peak["total"]], power)))
-    return Table(
-        title=f"At the peak, {unit}",
-        note="Traced: the training step itself, on tensors without memory.",
-        header=("precision", *columns, "peak"),
-        rows=tuple(body),
-    )
-
-
-def _name(row: Row, own: Row) -> str:
-    return row.name + " *" * (row is own)
-
-
-def _numbers(sizes: Iterable[int], power: int) -> list[str]:
-    return [f"{number / (1 << power):.2f}" for number in sizes]
+def _changes(rows: list[Row]) -> list[str]:
+    moment = PEAK if PEAK in rows[0].moments else ENTRY
+    totals = {row.name: row.moments[moment]["total"] for row in rows}
+    return [f"{total / totals[BASELINE] - 1:+.0%}" for total in totals.values()]
 
 
 def _unit(largest: int) -> tuple[str, int]:

@@ -127,9 +127,7 @@ def train_step(training: Training, step: int) -> Row:
     num_tokens = int(world.sum(sum(int((targets != IGNORED).sum()) for _, targets in batches)))
     count = config.stall_steps > 0 and step % config.stall_steps == 0
     with optimizer.diagnostics() if count else contextlib.nullcontext() as diagnostics:
-        losses = backward(
-            training.model, training.release, training.device, batches, num_tokens
-        )
+        losses = backward(training.model, training.release, training.device, batches, num_tokens)
         _synchronize(training.device)
         optimizer_started = time.perf_counter()
         grad_norm = _clip(training)
