@@ -24,11 +24,31 @@ class _Record(BaseModel):
 R = TypeVar("R", bound=_Record)
 
 
+Components = dict[str, dict[str, int]]  # component: plane: bytes
+
+
 class Memory(_Record):
-    """`memory.json`, as far as a comparison needs it."""
+    """`memory.json`, as far as a comparison needs it; of the first rank."""
 
     num_parameters: int = Field(gt=0)
-    at_step_entry: dict[str, dict[str, int]]  # component: plane: bytes
+    at_step_entry: Components
+    between_steps: Components | None = None
+    peak: Components | None = None  # of runs that measured it
+    planned: dict[str, Components] = Field(default_factory=dict)  # by moment
+
+    def moments(self) -> dict[str, dict[str, int]]:
+        """Bytes by component at each moment that is known, measured and then planned."""
+        found = {"at step entry": self.at_step_entry, "between steps": self.between_steps}
+        planned = {moment: self.planned.get(moment.replace(" ", "_")) for moment in found}
+        tables: dict[str, Components | None] = {}
+        for moment, table in found.items():
+            tables |= {moment: table, f"{moment}, planned": planned[moment]}
+        tables["at the peak"] = self.peak
+        return {
+            moment: {name: sum(sizes.values()) for name, sizes in table.items()}
+            for moment, table in tables.items()
+            if table is not None
+        }
 
     def bytes_per_parameter(self) -> dict[str, float]:
         """The components at the entry of `step()`, and their total."""

@@ -11,6 +11,7 @@ from halfword.report.comparison import Comparison
 
 # The order of the stack: what is there first comes first. Others follow as they are found.
 COMPONENTS = ["weights", "master_weights", "moments", "gradients"]
+BESIDE = ("communication", "buffers", "scalars")  # small, or there on several ranks only
 NOT_RECORDED = "-"
 
 
@@ -50,7 +51,7 @@ class Table:
 
 def tables(comparison: Comparison) -> tuple[Table, ...]:
     """Loss and time, then memory."""
-    return (_loss_and_time(comparison), _memory(comparison))
+    return (_loss_and_time(comparison), _memory(comparison), *_moments(comparison))
 
 
 def components(comparison: Comparison) -> list[str]:
@@ -111,6 +112,32 @@ def _memory(comparison: Comparison) -> Table:
         header=("run", *map(component_title, columns)),
         rows=tuple(rows),
     )
+
+
+def _moments(comparison: Comparison) -> list[Table]:
+    """What each run held at each moment, in MiB; none where no run recorded more than one."""
+    measured = {run.label: run.memory.moments() for run in comparison.runs if run.memory}
+    if all(len(moments) < 2 for moments in measured.values()):
+        return []
+    names = {name for moments in measured.values() for sizes in moments.values() for name in sizes}
+    others = sorted(names - {*COMPONENTS, *BESIDE, "transient"})
+    columns = [*COMPONENTS, *(["transient"] if "transient" in names else []), "other"]
+    rows = []
+    for label, moments in measured.items():
+        for moment, sizes in moments.items():
+            beside = sum(sizes.get(name, 0) for name in (*BESIDE, *others))
+            cells = [*(sizes.get(name, 0) for name in columns[:-1]), beside, sum(sizes.values())]
+            shown = [number(size, 2, unit=1 << 20) for size in cells]
+            rows.append((f"{label}, {moment}", *shown))
+    return [
+        Table(
+            title="Memory of the first rank, MiB",
+            note="Measured by storage, planned by arithmetic; the peak of one early step as the "
+            "allocator reports it, transient: activations, temporaries, communication.",
+            header=("run", *map(component_title, columns), "total"),
+            rows=tuple(rows),
+        )
+    ]
 
 
 def _markdown_row(cells: Iterable[str]) -> str:
