@@ -40,6 +40,7 @@ bench: $(VENV)/.train
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/step_memory.py
 	$(BIN)/python benchmarks/zero_memory.py
+	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/zero_throughput.py
 
 soak: $(VENV)/.train

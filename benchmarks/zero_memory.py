@@ -7,17 +7,14 @@ Writes benchmarks/results/zero_memory.json, and fails where a byte that stays be
 
 import argparse
 import itertools
-import math
 import sys
 import tempfile
 from typing import Any
 
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from halfword.formats import MASTER_WEIGHTS, moment_format
-from halfword.rules import RULES
 from halfword.train.config import PRESETS, TrainConfig
+from halfword.train.footprint import planned
 from halfword.train.loop import train_step
 from halfword.train.training import build
 from halfword.train.world import World
@@ -54,12 +51,12 @@ def main() -> int:
 def measure(rank: int, size: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Train two steps in every stage and preset; return what this rank held."""
     world = World(rank, size)
-    world.mesh = init_device_mesh("cpu", (size,))
+    if size > 1:
+        world.mesh = init_device_mesh("cpu", (size,))
     rows = []
     for stage, precision in itertools.product(STAGES, PRESETS):
         config = TrainConfig(**settings, zero_stage=stage, precision=precision)
         training = build(config, world)
-        shapes = [tuple(p.shape) for p in training.model.parameters()]
         for step in range(config.num_steps):
             train_step(training, step)
         held = training.memory
@@ -69,30 +66,10 @@ def measure(rank: int, size: int, settings: dict[str, Any]) -> list[dict[str, An
                 "num_parameters": held["between_steps"].num_parameters,
                 "between_steps": held["between_steps"].total_bytes,
                 "at_step_entry": held["at_step_entry"].total_bytes,
-                "arithmetic": arithmetic(shapes, stage, size, rank, precision),
+                "arithmetic": planned(training)["between_steps"].total_bytes,
             }
         )
     return rows
-
-
-def arithmetic(
-    shapes: list[tuple[int, ...]], stage: int, size: int, rank: int, precision: Any
-) -> int:
-    """Return the bytes that stay on a rank between steps, from shapes and formats alone."""
-    formats = PRESETS[precision]
-    weight = MASTER_WEIGHTS[torch.bfloat16][formats.master_weights].bytes_per_element
-    total = 0.0
-    for first, *others in shapes:
-        inner, rows = math.prod(others), math.ceil(first / size)  # as torch.chunk cuts them
-        own = first if stage == 0 else max(0, min(rows, first - rank * rows))
-        # FSDP2 makes the parts of a weight equally large; before it, each rank has all of them.
-        weights = first if stage < 2 else rows
-        states = weight - 2
-        for slot in RULES["adamw"].slots:
-            format = moment_format(formats.moments, slot.signed, torch.Size((first, *others)))
-            states += format.bytes_per_element
-        total += 2 * weights * inner + states * own * inner + 4  # and a step counter
-    return round(total)
 
 
 if __name__ == "__main__":

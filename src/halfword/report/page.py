@@ -109,6 +109,7 @@ def _run_record(run: Run) -> dict[str, Any]:
         },
         "nonfinite_losses": spans(history.nonfinite_loss_steps(), among=history.steps),
         "num_parameters": run.memory.num_parameters if run.memory else None,
+        "memory_bytes": run.memory.moments() if run.memory else None,
     }
     if summary is not None:
         record |= summary.model_dump(exclude={"format", "status"})
