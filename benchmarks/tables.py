@@ -270,6 +270,56 @@ def deepspeed_example(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", note])
 
 
+def plan_runs(result: dict[str, Any]) -> str:
+    """Planned against measured: how many agree to the byte, and how far peaks are off."""
+    lines = [
+        "| processes | ZeRO stage | equal to the byte | largest error of the peak | of which |",
+        "|---:|---:|---:|---:|---|",
+    ]
+    groups: dict[tuple[int, int], list[Any]] = {}
+    for run in result["runs"]:
+        groups.setdefault((run["world_size"], run["zero_stage"]), []).append(run)
+    for (size, stage), runs in groups.items():
+        worst = max(runs, key=lambda run: abs(run["peak_error"]))
+        equal = sum(run["equal"] for run in runs)
+        lines.append(
+            f"| {size} | {stage if size > 1 else '-'} | {equal} of {len(runs)} presets | "
+            f"{100 * worst['peak_error']:+.2f} % | `{worst['precision']}` |"
+        )
+    return "\n".join([*lines, "", f"{_where(result)} `benchmarks/plan.py`."])
+
+
+def plan_example(result: dict[str, Any]) -> str:
+    """The model of DeepSpeed's example under every preset, in GiB."""
+    example = result["example"]
+    columns = {
+        "weights, states": (
+            *("weights", "master", "exp_avg", "exp_avg_sq", "scales", "step_counters"),
+        ),
+        "gradients": ("gradients",),
+        "gathered": ("gathered_weights", "gathered_gradients"),
+        "communication": ("communication",),
+        "activations": ("activations", "inputs", "buffers"),
+        "temporaries": ("temporaries",),
+        "peak": ("total",),
+    }
+    lines = [
+        f"| precision | at entry | between | {' | '.join(columns)} |",
+        "|---|" + "---:|" * (2 + len(columns)),
+    ]
+    for name, moments in example["presets"].items():
+        sizes = [moments["at_step_entry"]["total"], moments["between_steps"]["total"]]
+        sizes += [sum(moments["peak"].get(key, 0) for key in keys) for keys in columns.values()]
+        lines.append(f"| `{name}` | " + " | ".join(f"{s / 2**30:.2f}" for s in sizes) + " |")
+    count = example["num_parameters"]
+    note = (
+        f"GiB of a rank of {example['world_size']}, from the third number on at the peak; "
+        f"{count:,} parameters, {100 * (count / 6_858_007_633 - 1):+.4f} % to theirs. Traced in "
+        f"{example['seconds']:.0f} s. {_where(result)} `benchmarks/plan.py`."
+    )
+    return "\n".join([*lines, "", note])
+
+
 BLOCKS: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("README.md", "demo", "demo/comparison.json", demo),
     ("docs/training.md", "train_loop", "train_loop.json", train_loop),
@@ -284,6 +334,8 @@ BLOCKS: list[tuple[str, str, str, Callable[[Any], str]]] = [
         *("docs/deepspeed.md", "deepspeed_example"),
         *("deepspeed_example/result.json", deepspeed_example),
     ),
+    ("docs/memory.md", "plan_runs", "plan.json", plan_runs),
+    ("docs/memory.md", "plan_example", "plan.json", plan_example),
     ("docs/precision.md", "convergence", "convergence", convergence),
     ("docs/precision.md", "finetuning", "finetuning", finetuning),
 ]
