@@ -1,7 +1,7 @@
 import pytest
 
 from halfword.errors import UsageError
-from halfword.report.runs import labels, load_runs
+from halfword.report.runs import Memory, labels, load_runs
 
 
 def test_runs_of_one_name_are_told_apart_by_their_parents(write_run):
@@ -96,3 +96,16 @@ def test_a_summary_of_a_later_format_is_refused(write_run):
     path = write_run("exact", [1.0], summary={"format": 2})
     with pytest.raises(UsageError, match=r"is damaged \(format: Input should be 1\)"):
         load_runs([path, path])
+
+
+def test_moments_are_measured_and_then_planned():
+    half, full = {"weights": {"bfloat16": 2}}, {"weights": {"bfloat16": 2}, "gradients": {"b": 2}}
+    record = {"num_parameters": 1, "at_step_entry": full, "between_steps": half}
+    planned = {"at_step_entry": full, "between_steps": half}
+    moments = Memory(**record, planned=planned, peak={"transient": {"transient": 9}}).moments()
+    assert list(moments) == [
+        *("at step entry", "at step entry, planned"),
+        *("between steps", "between steps, planned", "at the peak"),
+    ]
+    assert moments["at step entry, planned"] == {"weights": 2, "gradients": 2}
+    assert moments["at the peak"] == {"transient": 9}
