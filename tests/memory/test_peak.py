@@ -43,3 +43,9 @@ def test_an_address_that_is_handed_out_again_was_free():
 
 def test_an_end_without_a_beginning_is_of_what_was_there_before():
     assert highest([Event(1, 5, -100), Event(2, 6, 10)], set()) == {"gradients": 0, "transient": 10}
+
+
+def test_what_other_threads_freed_is_gone_at_the_entry_of_the_step():
+    events = [Event(1, 1, 100), Event(2, 2, 10), Event(3, 3, 4), Event(4, 4, 50)]
+    assert highest(events, {(2, 10)}) == {"gradients": 10, "transient": 154}
+    assert highest(events, {(2, 10)}, entry=3) == {"gradients": 10, "transient": 100}

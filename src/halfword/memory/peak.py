@@ -31,12 +31,14 @@ class Peak:
         self._device = device
         self._before = 0
         self._gradients: set[tuple[int, int]] = set()  # (address, bytes) of storages
+        self._entry: Tensor | None = None
         self._profile: Any = None
 
     def note_gradients(self, gradients: Iterable[Tensor]) -> None:
         """Say which tensors are gradients, while all of them are held."""
         storages = (local(gradient).untyped_storage() for gradient in gradients)
         self._gradients = {(storage.data_ptr(), storage.nbytes()) for storage in storages}
+        self._entry = torch.empty(1)  # its allocation says when this was
 
     def __enter__(self) -> Self:
         if self._device.type == "cpu":
@@ -57,7 +59,8 @@ class Peak:
             return
         self._profile.__exit__(*exception)
         if exception == (None, None, None):
-            self.components = highest(_events(self._profile), self._gradients)
+            entry = None if self._entry is None else self._entry.data_ptr()
+            self.components = highest(_events(self._profile), self._gradients, entry)
         self._profile = None  # it holds a record of every operation
 
 
@@ -70,20 +73,30 @@ class Event:
     size: int
 
 
-def highest(events: Iterable[Event], gradients: set[tuple[int, int]]) -> dict[str, int]:
+def highest(
+    events: Iterable[Event], gradients: set[tuple[int, int]], entry: int | None = None
+) -> dict[str, int]:
     """Return the bytes alive when most were, of those that ``events`` began.
 
+    Other threads, as gloo's, free memory without an event. So an address that is handed out again
+    was free, and what is alive at the entry of the optimizer's step is the gradients.
+
     Args:
-        events: in any order. Other threads free what they do not show: an address that is handed
-            out again was free.
+        events: in any order.
         gradients: address and bytes of storages; of each the last allocation counts as one.
+        entry: address of what was last allocated there as the optimizer's step began.
     """
     ordered = sorted(events, key=lambda event: event.time_ns)
     last = {(event.address, event.size): number for number, event in enumerate(ordered)}
     of_gradients = {last[key] for key in gradients if key in last}
+    starts = [number for number, event in enumerate(ordered) if event.address == entry]
+    entered = max((n for n in starts if ordered[n].size > 0), default=None)
     alive: dict[int, tuple[int, int]] = {}  # by address: bytes, and bytes of a gradient
     total = gradient_total = most = gradients_then = 0
     for number, event in enumerate(ordered):
+        if number == entered:
+            alive = {address: sizes for address, sizes in alive.items() if sizes[1]}
+            total = gradient_total
         size, as_gradient = alive.pop(event.address, (0, 0))
         total, gradient_total = total - size, gradient_total - as_gradient
         if event.size > 0:
