@@ -25,7 +25,7 @@ LAYERS = [
     {"algorithms", "masters", "parallel", "checkpoint", "doctor"},
     {"__init__"},
     {"train", "report"},
-    {"demo", "planning"},
+    {"demo", "planning", "options"},
     {"cli"},
     {"__main__"},
 ]

@@ -3,26 +3,22 @@
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from inspect import Parameter, Signature, signature
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
-from pydantic.fields import FieldInfo
 from rich.console import Console
 
 import halfword
 from halfword.errors import UsageError
+from halfword.options import with_settings
 from halfword.train.config import PLANNED, TrainConfig
 
 FAILURE = 1
 NONFINITE = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
-ALIASES = {"run": ["--run_dir"]}  # torchrun takes --run for an abbreviation of its own --run-path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -223,50 +219,11 @@ def _commands() -> Any:
         context_settings={"token_normalize_func": lambda token: token.replace("-", "_")},
     )
     app.callback(invoke_without_command=True)(_halfword)
-    app.command()(_with_settings(train, TrainConfig.model_fields))
-    app.command()(_with_settings(plan, PLANNED))
+    app.command()(with_settings(train, TrainConfig.model_fields))
+    app.command()(with_settings(plan, PLANNED))
     for command in (compare, report, export, inspect, doctor, demo):
         app.command()(command)
     return typer.main.get_command(app)
-
-
-def _with_settings(command: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
-    """Give a command one option for each of these fields of TrainConfig, after its own."""
-    own = list(signature(command).parameters.values())[:-1]  # without **flags
-    fields = {name: TrainConfig.model_fields[name] for name in names}
-    options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, field))
-        for name, field in fields.items()
-    ]
-
-    def with_settings(**flags: Any) -> Any:
-        return command(**flags)
-
-    with_settings.__name__ = command.__name__
-    with_settings.__doc__ = command.__doc__
-    with_settings.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]
-    return with_settings
-
-
-def _option(name: str, field: FieldInfo) -> Any:
-    """Turn a field into the annotation that typer makes an option from."""
-    kind: Any = field.annotation
-    if NoneType in get_args(kind):
-        kind = next(part for part in get_args(kind) if part is not NoneType)
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    is_repeatable = get_origin(kind) is list
-    if is_repeatable:
-        (kind,) = get_args(kind)
-    metavar = None
-    if get_origin(kind) is Literal:  # pydantic checks the choice, for flags and files alike
-        kind, metavar = str, "|".join(get_args(kind))
-    spellings = [f"--{name}/--no-{name}" if kind is bool else f"--{name}", *ALIASES.get(name, ())]
-    help = str(field.description)
-    if isinstance(field.default, str | int | float) and kind is not bool:
-        help += f" [default: {field.default}]"
-    option = typer.Option(*spellings, help=help, metavar=metavar, show_default=False)
-    return Annotated[(list[kind] if is_repeatable else kind) | None, option]
 
 
 def _with_bare_resume(arguments: Sequence[str]) -> list[str]:
