@@ -36,16 +36,16 @@ class Replicated(Parallel):
         self, model: nn.Module, zero_stage: int, mesh: DeviceMesh, reduction: Reduction
     ) -> None:
         group = mesh.get_group() if mesh.ndim == 1 else None
+        has_values = active_fake_mode() is None  # else memory is planned, on fake tensors
         ddp = DistributedDataParallel(
             model,
             process_group=group,
-            # Fake tensors, whose memory is planned, have no values to compare over ranks.
-            init_sync=active_fake_mode() is None,
+            init_sync=has_values,
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
             # Else DDP lays its buckets out anew after the first backward pass, and ranks add up in
             # another order: a run that is resumed would differ from one that goes on.
-            find_unused_parameters=True,
+            find_unused_parameters=has_values,
         )
         self._reducer = Reducer(group, reduction)
         ddp.register_comm_hook(self._reducer, Reducer.reduce)
