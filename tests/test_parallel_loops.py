@@ -1,6 +1,9 @@
 """Loops of a user's own on two ranks: a call too much or too few changes no bits in silence."""
 
+import copy
 import functools
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,6 +54,33 @@ def looked_at(stage: int, mesh: DeviceMesh, forward_only: bool) -> str:
         model(inputs(mesh))
     optimizer.step()
     return digest(model(inputs(mesh)).detach())
+
+
+def copied(stage: int, mesh: DeviceMesh, by: Callable[[Any], Any]) -> bool:
+    """Whether a copy of an optimizer, taken between steps, takes the next step as it does."""
+    model, optimizer = made(stage, mesh)
+    model.backward(model(inputs(mesh)).float().square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    twin = by(optimizer)
+    own, others = ([local(p) for p in it.param_groups[0]["params"]] for it in (optimizer, twin))
+    for each in (optimizer, twin):
+        for p in each.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p)
+        each.step()
+    apart = all(a.data_ptr() != b.data_ptr() for a, b in zip(own, others, strict=True) if len(a))
+    return apart and all(map(same, own, others))
+
+
+def pickled(optimizer: AdamW) -> Any:
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+def copied_weights(stage: int, mesh: DeviceMesh) -> bool:
+    """Whether a copy of a state dict holds the same."""
+    weights = made(stage, mesh)[0].state_dict()
+    others = copy.deepcopy(weights)
+    return all(same(local(weights[name]), local(others[name])) for name in weights)
 
 
 def without_backward(stage: int, mesh: DeviceMesh) -> str:
@@ -127,6 +157,9 @@ def run_all(rank: int, size: int) -> dict[str, Any]:
         "twice": {stage: stepped(stage, mesh, accumulate=2) for stage in STAGES},
         "after a step": {stage: looked_at(stage, mesh, False) for stage in STAGES},
         "after a look": {stage: looked_at(stage, mesh, True) for stage in STAGES},
+        "deep copy": {stage: copied(stage, mesh, copy.deepcopy) for stage in STAGES},
+        "pickle": {stage: copied(stage, mesh, pickled) for stage in STAGES},
+        "state dict": {stage: copied_weights(stage, mesh) for stage in STAGES},
         "without backward": {stage: without_backward(stage, mesh) for stage in (0, 1)},
         "wrong shape": {stage: wrong_shape(stage, mesh) for stage in STAGES},
     }
@@ -161,6 +194,12 @@ def test_to_accumulate_twice_is_to_accumulate_once(found):
 def test_a_forward_pass_alone_leaves_no_stale_weights(found):
     for rank in found:
         assert rank["after a look"] == rank["after a step"]
+
+
+@pytest.mark.parametrize("way", ["deep copy", "pickle", "state dict"])
+def test_copies_of_every_stage_hold_the_same(found, way):
+    for rank in found:
+        assert rank[way] == dict.fromkeys(STAGES, True)
 
 
 def test_gradients_that_miss_the_optimizer_are_told_of(found):

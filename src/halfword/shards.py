@@ -133,9 +133,18 @@ def part_of(values: Tensor, like: Tensor) -> Tensor:
 
 
 def shard(whole: Tensor, mesh: "DeviceMesh", placements: Sequence["Placement"]) -> Tensor:
-    """Return a DTensor whose part on this rank is a view of ``whole``, which all ranks hold."""
+    """Return a DTensor whose part on this rank is a view of ``whole``, which all ranks hold.
+
+    Of a parameter it is one too.
+    """
     part = _cut(whole.detach(), mesh, placements)
-    return _from_local(part, mesh, placements, whole.shape, whole.stride())
+    # torch copies and pickles only what was made from the beginning of a storage, unlike a part.
+    start = part.new_empty(()).expand(part.shape)
+    sharded: Any = _from_local(start, mesh, placements, whole.shape, whole.stride())
+    if isinstance(whole, Parameter):
+        sharded = Parameter(sharded, whole.requires_grad)
+    sharded._local_tensor = part  # as FSDP2 does
+    return sharded  # type: ignore[no-any-return]
 
 
 def empty(shape: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:

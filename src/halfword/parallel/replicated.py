@@ -122,7 +122,7 @@ class Replicated(Parallel):
         for name, value in state.items():
             if isinstance(value, Tensor):
                 held = self._views.get(value, value)  # type: ignore[call-overload]
-                state[name] = held if keep_vars else held.detach()
+                state[name] = held if keep_vars else self._part(value.detach(), held)
         return state
 
     @torch.no_grad()
@@ -147,13 +147,14 @@ class Replicated(Parallel):
             )
 
     def _view(self, parameter: nn.Parameter) -> nn.Parameter:
-        view = parameter.detach()
         if self._stage and parameter.ndim and parameter.numel():
-            view = shard(view, self._mesh, self._placements)
-        return nn.Parameter(view, requires_grad=parameter.requires_grad)
+            view = shard(parameter, self._mesh, self._placements)
+            assert isinstance(view, nn.Parameter)
+            return view
+        return nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
 
-    def _part(self, gradient: Tensor, view: Tensor) -> Tensor:
-        return shard(gradient, self._mesh, self._placements) if is_sharded(view) else gradient
+    def _part(self, whole: Tensor, view: Tensor) -> Tensor:
+        return shard(whole, self._mesh, self._placements) if is_sharded(view) else whole
 
     def _gather(self, bucket: list[Pair]) -> None:
         """Fill parameters of one dtype from the parts that each rank holds."""
