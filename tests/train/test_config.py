@@ -121,6 +121,7 @@ BAD_COMBINATIONS = [
     ({"num_heads": 4, "num_kv_heads": 3}, "--num_kv_heads 3: does not divide --num_heads 4"),
     ({"num_steps": 5, "lr_warmup_steps": 6}, "--lr_warmup_steps 6: more than --num_steps 5"),
     ({"data": "a.txt", "dataset": "wikitext"}, "--dataset wikitext: give it or --data, not both"),
+    ({"shard_size": 2}, "--shard_size 2: stage 0 shards nothing; give --zero_stage 1, 2 or 3 too"),
     ({"overwrite": True}, "--overwrite True: name the folder to replace by --run"),
 ]
 

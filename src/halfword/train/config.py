@@ -285,6 +285,9 @@ class TrainConfig(BaseModel):
             raise UsageError("--on_nonfinite", self.on_nonfinite, fix)
         if self.overwrite and self.run is None:
             raise UsageError("--overwrite", self.overwrite, "name the folder to replace by --run")
+        if self.shard_size and not self.zero_stage:
+            fix = "stage 0 shards nothing; give --zero_stage 1, 2 or 3 too"
+            raise UsageError("--shard_size", self.shard_size, fix)
         if self.cpu_offload and self.zero_stage < 2:
             fix = f"needs --zero_stage 2 or 3, not {self.zero_stage}"
             raise UsageError("--cpu_offload", self.cpu_offload, fix)
