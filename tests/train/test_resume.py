@@ -8,10 +8,11 @@ from rich.console import Console
 
 from halfword.checkpoint import checkpoints, read_manifest
 from halfword.errors import UsageError
-from halfword.train import loop
+from halfword.train import loop, resume
 from halfword.train.config import PRESETS
 from halfword.train.launch import configure
 from halfword.train.loop import Stopped, run
+from halfword.train.training import check_world
 
 STOPS = (7, 20, 33, 46, 59)
 
@@ -152,6 +153,43 @@ def test_other_threads_are_named_in_one_warning(train):
     config = configure(None, {"resume": "auto", "run": folder, "threads": 2, "num_steps": 12})
     with pytest.warns(UserWarning, match="resumed with threads 2 instead of 1: the run goes on"):
         run(config, Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "flags", "kept", "dropped"),
+    [
+        (4, {}, (2, True), None),
+        (3, {}, (None, True), "--shard_size 2: not for 3 processes in stage 3"),
+        (2, {"zero_stage": 1}, (2, False), "--cpu_offload True: not for 2 processes in stage 1"),
+        (
+            1,
+            {},
+            (None, False),
+            "--shard_size 2, --cpu_offload True: not for one process in stage 3",
+        ),
+    ],
+)
+def test_what_was_saved_for_another_world_is_dropped_with_a_warning(
+    train, monkeypatch, recwarn, world_size, flags, kept, dropped
+):
+    folder = train("run", num_steps=1)
+    saved = resume.saved_settings(folder / "checkpoints" / "step-00000001")
+    saved |= {"zero_stage": 3, "shard_size": 2, "cpu_offload": True}
+    monkeypatch.setattr(resume, "saved_settings", lambda _: saved)
+    config = configure(None, {"resume": "auto", "run": folder, **flags}, world_size)
+    assert (config.shard_size, config.cpu_offload) == kept
+    warned = [str(warning.message) for warning in recwarn]
+    assert warned == ([f"resumed without {dropped}"] if dropped else [])
+
+
+def test_what_was_typed_for_another_world_is_refused(train):
+    folder = train("run", num_steps=1)
+    flags = {"resume": "auto", "run": folder, "shard_size": 2}
+    config = configure(None, flags | {"zero_stage": 3}, world_size=3)
+    with pytest.raises(UsageError, match="--shard_size 2: does not divide 3 processes"):
+        check_world(config, 3)
+    with pytest.raises(UsageError, match="--shard_size 2: stage 0 shards nothing"):
+        configure(None, flags)
 
 
 def test_auto_without_a_checkpoint_starts(train, tmp_path, tiny):

@@ -1,5 +1,6 @@
 """The settings of a run, also of one that goes on from a checkpoint or starts from a model."""
 
+import warnings
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,17 @@ WIKITEXT_103 = "Salesforce/wikitext/wikitext-103-raw-v1"
 
 
 def configure(
-    file: Path | None, flags: Mapping[str, Any], fixed: Set[str] = frozenset()
+    file: Path | None,
+    flags: Mapping[str, Any],
+    world_size: int = 1,
+    fixed: Set[str] = frozenset(),
 ) -> TrainConfig:
     """Merge defaults, the settings of what the run goes on from, the TOML file and flags.
 
     Args:
         file: the TOML file.
         flags: what the command line gives.
+        world_size: the number of processes, which saved settings of sharding may not fit.
         fixed: those of the flags that must not change a run that is resumed, even if others may.
 
     Raises:
@@ -41,7 +46,7 @@ def configure(
     """
     given = read_settings(file, flags)
     if given.get("resume") is not None:
-        config = _resumed(given, file, flags, fixed)
+        config = _resumed(given, file, flags, world_size, fixed)
     else:
         config = _started(given, file, flags)
     trackers.check(config.log_to)
@@ -61,7 +66,7 @@ def settle(
         UsageError: both files are named, or a setting is wrong.
     """
     if deepspeed_file is None:
-        return configure(file, flags)
+        return configure(file, flags, world_size)
     if file is not None:
         fix = f"give it or --config {file}, not both; options add to either"
         raise UsageError("--deepspeed_config", deepspeed_file, fix)
@@ -92,7 +97,7 @@ def _configure_from_deepspeed(
     if "precision" in flags:  # it stands for both formats
         settings = {key: settings[key] for key in settings if key != "moments" or key in flags}
     try:
-        config = configure(None, settings, settings.keys() - flags.keys())
+        config = configure(None, settings, world_size, settings.keys() - flags.keys())
         check_world(config, world_size)
     except UsageError as error:
         raise translation.renamed(error) from None
@@ -107,7 +112,11 @@ def _started(given: Mapping[str, Any], file: Path | None, flags: Mapping[str, An
 
 
 def _resumed(
-    given: Mapping[str, Any], file: Path | None, flags: Mapping[str, Any], fixed: Set[str]
+    given: Mapping[str, Any],
+    file: Path | None,
+    flags: Mapping[str, Any],
+    world_size: int,
+    fixed: Set[str],
 ) -> TrainConfig:
     where = str(given["resume"])
     run = Path(given.get("run") or Path("runs") / given.get("precision", "exact"))
@@ -121,7 +130,7 @@ def _resumed(
         raise UsageError("--resume", checkpoint, fix)
     if given.get("run") and run.resolve() != own_run.resolve():
         raise UsageError("--run", run, f"is not the run of --resume {where}, which is {own_run}")
-    saved = resume.saved_settings(checkpoint)
+    saved = _fitting(resume.saved_settings(checkpoint), given, world_size)
     before = TrainConfig(**saved)
     for name in TrainConfig.model_fields.keys() & (given.keys() - FREE | fixed):
         expected = getattr(before, name)
@@ -140,6 +149,23 @@ def _resumed(
             "--num_steps", config.num_steps, f"{checkpoint} has done {step}; give more"
         )
     return config.model_copy(update={"run": own_run, "resume": str(checkpoint)})
+
+
+def _fitting(saved: Mapping[str, Any], given: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    """Return saved settings, and warn of those of another world that are left out for this one."""
+    stage = {**saved, **given}.get("zero_stage", 0)
+    misfits = {
+        "shard_size": stage == 0 or world_size % saved.get("shard_size", 1) > 0,
+        "cpu_offload": stage in (0, 1) or world_size == 1,
+    }
+    dropped = [
+        name for name, misfit in misfits.items() if misfit and saved.get(name) and name not in given
+    ]
+    if dropped:
+        names = ", ".join(f"--{name} {saved[name]}" for name in dropped)
+        world = f"{world_size} processes" if world_size > 1 else "one process"
+        warnings.warn(f"resumed without {names}: not for {world} in stage {stage}", stacklevel=2)
+    return {name: value for name, value in saved.items() if name not in dropped}
 
 
 def _initialized(
