@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from halfword import AdamW
-from halfword.parallel import Parallel, parallelize
+from halfword.parallel import Parallel, gather, parallelize
 from halfword.shards import local
 from helpers import same
 from parallel_cases import STAGES, Digests, digest, digests
@@ -44,6 +44,19 @@ def stepped(stage: int, mesh: DeviceMesh, accumulate: int = 0) -> Digests:
         model.backward(model(inputs(mesh)).float().square().mean())
     optimizer.step()
     return digests(model, optimizer)
+
+
+def accumulated(stage: int, mesh: DeviceMesh, parts: list[slice]) -> Digests:
+    """FP32 sums of two passes, with an optimizer for each part of the weights."""
+    model, _ = made(stage, mesh)
+    named = list(model.named_parameters())
+    optimizers = [AdamW(named[part]) for part in parts]
+    handles = [model.accumulate_in_fp32(optimizer) for optimizer in optimizers]
+    for _ in range(2):
+        model.backward(model(inputs(mesh)).float().square().mean())
+    assert not any(handle._offered for handle in handles), "sums are kept that nobody takes"
+    sums = {p: buffer for handle in handles for p, buffer in handle.buffers.items()}
+    return {name: digest(gather(sums[p])) for name, p in named if p in sums}
 
 
 def looked_at(stage: int, mesh: DeviceMesh, forward_only: bool) -> str:
@@ -155,6 +168,8 @@ def run_all(rank: int, size: int) -> dict[str, Any]:
         "copies": {stage: stepped(stage, copies) for stage in STAGES},
         "once": {stage: stepped(stage, mesh, accumulate=1) for stage in STAGES},
         "twice": {stage: stepped(stage, mesh, accumulate=2) for stage in STAGES},
+        "of one": {stage: accumulated(stage, mesh, [slice(3)]) for stage in STAGES},
+        "of two": {stage: accumulated(stage, mesh, [slice(1), slice(1, 3)]) for stage in STAGES},
         "after a step": {stage: looked_at(stage, mesh, False) for stage in STAGES},
         "after a look": {stage: looked_at(stage, mesh, True) for stage in STAGES},
         "deep copy": {stage: copied(stage, mesh, copy.deepcopy) for stage in STAGES},
@@ -189,6 +204,12 @@ def test_copies_alone_average_gradients_as_shards_do(found):
 def test_to_accumulate_twice_is_to_accumulate_once(found):
     for rank in found:
         assert rank["twice"] == rank["once"]
+
+
+def test_two_optimizers_accumulate_as_one_does(found):
+    for rank in found:
+        assert rank["of two"] == rank["of one"]
+        assert all(len(sums) == 3 for sums in rank["of one"].values())
 
 
 def test_a_forward_pass_alone_leaves_no_stale_weights(found):

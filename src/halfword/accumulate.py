@@ -16,28 +16,35 @@ class Accumulation:
 
     Attributes:
         buffers: the sums so far, by parameter.
-        sums: gradients in FP32 that whoever reduces them over ranks had before rounding, put there
-            by parameter before the hook is called, and taken for ``.grad``.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.buffers: dict[Tensor, Tensor] = {}
-        self.sums: dict[Tensor, Tensor] = {}
         self.closed = False
-        self._hooks: list[RemovableHandle] = []
+        self._offered: dict[Tensor, Tensor] = {}
+        self._hooks: dict[Tensor, RemovableHandle] = {}
         self.watch(parameters)
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Accumulate the gradients of these parameters too, of frozen ones once they are not."""
         for parameter in parameters:
-            self._hooks.append(watch(parameter, self.collect))
+            self._hooks[parameter] = watch(parameter, self.collect)
+
+    def offer(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Take a gradient in FP32 for the ``.grad`` that it is then rounded to.
+
+        Whoever adds up gradients over ranks gives what it had before rounding, before the hook is
+        called; of a parameter that is not accumulated here nothing is kept.
+        """
+        if parameter in self._hooks:
+            self._offered[parameter] = gradient
 
     @torch.no_grad()
     def collect(self, parameter: Tensor) -> None:
         """Add a parameter's gradient to its buffer, if there is one, and free it."""
         if parameter.grad is None:
             return
-        gradient = self.sums.pop(parameter, parameter.grad)
+        gradient = self._offered.pop(parameter, parameter.grad)
         if parameter in self.buffers:
             self.buffers[parameter] += gradient  # widened to FP32 element by element
         else:
@@ -51,7 +58,7 @@ class Accumulation:
     def close(self) -> None:
         """Stop accumulating: remove the hooks and free the buffers. Closing twice is harmless."""
         self.closed = True
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
         self.clear()

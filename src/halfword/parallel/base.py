@@ -28,13 +28,15 @@ class Reduction:
 class Parallel(nn.Module):
     """A model that runs on all ranks of a mesh, or alone; use it in place of the model.
 
-    A loop differs from a plain one in two lines: ``model.attach(optimizer)`` once, and
-    ``model.backward(loss)`` for ``loss.backward()``. Names are those of the model itself.
+    A loop differs from a plain one in three lines: this in place of the model,
+    ``model.attach(optimizer)`` once, and ``model.backward(loss)`` for ``loss.backward()``. Names
+    are those of the model itself.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self._accumulations: list[Accumulation] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model; all ranks must."""
@@ -51,7 +53,10 @@ class Parallel(nn.Module):
 
     def accumulate_in_fp32(self, optimizer: Optimizer) -> Accumulation:
         """Do as the optimizer's own method, but add sums over ranks before they are rounded."""
-        return optimizer.accumulate_in_fp32()
+        handle = optimizer.accumulate_in_fp32()
+        others = [each for each in self._accumulations if each is not handle and not each.closed]
+        self._accumulations[:] = [*others, handle]
+        return handle
 
     def idle_bytes(self) -> int:
         """Return the bytes that communication keeps and that no gradient is a view of."""

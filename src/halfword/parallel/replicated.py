@@ -47,9 +47,9 @@ class Replicated(Parallel):
             # another order: a run that is resumed would differ from one that goes on.
             find_unused_parameters=has_values,
         )
-        self._reducer = Reducer(group, reduction)
-        ddp.register_comm_hook(self._reducer, Reducer.reduce)
         super().__init__(ddp)
+        self._reducer = Reducer(group, reduction, self._accumulations)
+        ddp.register_comm_hook(self._reducer, Reducer.reduce)
         self._mesh = mesh
         self._placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
         self._stage = zero_stage
@@ -70,15 +70,15 @@ class Replicated(Parallel):
         self._reducer.buckets.clear()
         super().backward(loss)
         for parameter, view in self._views.items():
+            sums = self._reducer.sums.pop(parameter, None)
             if parameter.grad is None:  # no rank used it
-                for sums in self._reducer.wanted_sums():
-                    sums.pop(parameter, None)
                 continue
             gradient = self._part(parameter.grad, view)
             view.grad = gradient if view.grad is None else view.grad + gradient
             parameter.grad = None
-            for sums in self._reducer.wanted_sums():
-                sums[view] = self._part(sums.pop(parameter), view)
+            if sums is not None:
+                for accumulation in self._accumulations:
+                    accumulation.offer(view, self._part(sums, view))
             for hook in (view._post_accumulate_grad_hooks or {}).values():  # as FSDP2 does
                 hook(view)
 
@@ -90,12 +90,6 @@ class Replicated(Parallel):
         super().attach(optimizer)
         optimizer.register_step_pre_hook(lambda *_: self._check_gradients())
         self._is_attached = True
-
-    def accumulate_in_fp32(self, optimizer: Optimizer) -> Accumulation:
-        """Do as the optimizer's own method, but add sums over ranks before they are rounded."""
-        handle = optimizer.accumulate_in_fp32()
-        self._reducer.accumulation = handle
-        return handle
 
     def idle_bytes(self) -> int:
         """Return the bytes that communication keeps and that no gradient is a view of."""
@@ -176,21 +170,21 @@ class Reducer:
     """Adds gradients up over ranks for DDP.
 
     Attributes:
-        accumulation: gets the sums before they are rounded.
+        sums: of one backward pass before they are rounded, by parameter, while any are wanted.
         buckets: bytes of each bucket of the last backward pass, by storage; DDP keeps them.
     """
 
-    accumulation: Accumulation | None = None
-
-    def __init__(self, group: distributed.ProcessGroup | None, reduction: Reduction) -> None:
+    def __init__(
+        self,
+        group: distributed.ProcessGroup | None,
+        reduction: Reduction,
+        accumulations: list[Accumulation],
+    ) -> None:
+        self.sums: dict[Tensor, Tensor] = {}
         self.buckets: dict[int, int] = {}
         self._group = group
         self._reduction = reduction
-
-    def wanted_sums(self) -> list[dict[Tensor, Tensor]]:
-        """Return where sums by parameter go, if anywhere."""
-        handle = self.accumulation
-        return [] if handle is None or handle.closed else [handle.sums]
+        self._accumulations = accumulations
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Reduce a bucket: DDP's communication hook."""
@@ -203,9 +197,9 @@ class Reducer:
         def finish(_: object) -> Tensor:
             if self._reduction.divisor > 1:
                 sums.div_(self._reduction.divisor)
-            for wanted in self.wanted_sums():
+            if not all(accumulation.closed for accumulation in self._accumulations):
                 for parameter, part in zip(parameters, sums.split_with_sizes(counts), strict=True):
-                    wanted[parameter] = part.view(parameter.shape)
+                    self.sums[parameter] = part.view(parameter.shape)
             rounded.copy_(sums)
             return rounded
 

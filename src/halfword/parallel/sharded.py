@@ -34,7 +34,6 @@ class Sharded(Parallel):
     ) -> None:
         super().__init__(model)
         self._size = mesh.size(-1)
-        self._accumulation: Accumulation | None = None
         self.units: list[FSDPModule] = []
         pin_memory = mesh.device_type != "cpu"
         for unit in (*units, model):
@@ -62,27 +61,29 @@ class Sharded(Parallel):
 
     def accumulate_in_fp32(self, optimizer: Optimizer) -> Accumulation:
         """Do as the optimizer's own method, but add sums over ranks before they are rounded."""
-        handle = optimizer.accumulate_in_fp32()
-        if handle is self._accumulation:
-            return handle
-        self._accumulation = handle
-        claimed: set[nn.Parameter] = set()
-        for unit in self.units:
-            assert isinstance(unit, nn.Module)
-            own = [p for p in unit.parameters() if p not in claimed]
-            claimed.update(own)
-            sums = UnitSums(handle, self._size)
-            unit.set_all_reduce_hook(sums.begin)
-            for parameter in own:
-                # Before the handle's own hook, which takes what this one puts there.
-                hook = watch(parameter, sums.put)
-                parameter._post_accumulate_grad_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
+        watched = bool(self._accumulations)
+        handle = super().accumulate_in_fp32(optimizer)
+        if not watched:
+            self._watch_sums()
         return handle
 
     def share_weights(self) -> None:
         """Give up whole weights, which a forward pass without a backward pass leaves behind."""
         for unit in self.units:
             unit.reshard()
+
+    def _watch_sums(self) -> None:
+        claimed: set[nn.Parameter] = set()
+        for unit in self.units:
+            assert isinstance(unit, nn.Module)
+            own = [p for p in unit.parameters() if p not in claimed]
+            claimed.update(own)
+            sums = UnitSums(self._accumulations, self._size)
+            unit.set_all_reduce_hook(sums.begin)
+            for parameter in own:
+                # Before an accumulation's own hook, which takes what this one offers.
+                hook = watch(parameter, sums.offer)
+                parameter._post_accumulate_grad_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
 
 
 class UnitSums:
@@ -93,8 +94,8 @@ class UnitSums:
     the largest part.
     """
 
-    def __init__(self, accumulation: Accumulation, size: int) -> None:
-        self._accumulation = accumulation
+    def __init__(self, accumulations: list[Accumulation], size: int) -> None:
+        self._accumulations = accumulations
         self._size = size
         self._left = torch.empty(0)
 
@@ -102,12 +103,11 @@ class UnitSums:
         """Take the sums of one backward pass, FP32, one after the other."""
         self._left = flat
 
-    def put(self, parameter: Tensor) -> None:
-        """Put the next parameter's part of the sums where the accumulation looks for it."""
-        if self._accumulation.closed:
-            return
+    def offer(self, parameter: Tensor) -> None:
+        """Offer the next parameter's part of the sums to the accumulations."""
         part = local(parameter)
         own = self._left[: part.numel()].view(part.shape).to(part.device)
-        self._accumulation.sums[parameter] = wrap(own, parameter)
-        rest = self._left[padded_numel(parameter, self._size) :]
-        self._left = rest if rest.numel() else torch.empty(0)  # else it would keep all sums
+        for accumulation in self._accumulations:
+            accumulation.offer(parameter, wrap(own, parameter))
+        left = self._left[padded_numel(parameter, self._size) :]
+        self._left = left if len(left) else torch.empty(0)  # which keeps nothing alive
