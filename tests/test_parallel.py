@@ -262,3 +262,11 @@ def test_a_model_alone_is_called_the_same_way():
 def test_what_cannot_be_honoured_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         parallelize(torch.nn.Linear(2, 2), mesh=None, **settings)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_empty_weight_is_refused_by_name_where_it_cannot_be_sharded(stage):
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Embedding(0, 2))
+    message = "parameter '1.weight' is empty, which FSDP2 cannot reduce: use zero_stage 0 or 1"
+    with pytest.raises(ValueError, match=message):
+        parallelize(layers, stage, mesh=None)

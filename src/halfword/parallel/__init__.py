@@ -46,12 +46,18 @@ def parallelize(
             the step.
 
     Raises:
-        ValueError: a stage that does not exist or cannot offload, or a mesh that does not fit.
+        ValueError: a stage that does not exist or cannot offload, a mesh that does not fit, or an
+            empty weight in stages 2 and 3.
     """
     if zero_stage not in (0, 1, 2, 3):
         raise ValueError(f"zero_stage={zero_stage!r}: use 0, 1, 2 or 3")
     if cpu_offload and zero_stage < 2:
         raise ValueError(f"cpu_offload=True: needs zero_stage 2 or 3, not {zero_stage}")
+    empty = [name for name, parameter in model.named_parameters() if not parameter.numel()]
+    if empty and zero_stage > 1:
+        raise ValueError(
+            f"parameter {empty[0]!r} is empty, which FSDP2 cannot reduce: use zero_stage 0 or 1"
+        )
     if mesh.ndim > 2 or (mesh.ndim == 2 and mesh.mesh_dim_names is None):
         raise ValueError(
             f"mesh has shape {tuple(mesh.shape)}: use one dimension, or two with mesh_dim_names"
