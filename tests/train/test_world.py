@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from torch.distributed import DistStoreError, TCPStore
 
 from halfword.checkpoint import checkpoints, read_manifest
 from halfword.train import config as settings
@@ -252,6 +255,23 @@ def test_a_process_alone_needs_no_other(monkeypatch):
     world = World.join()
     assert (world.rank, world.size, world.sum(2.5), world.max(3)) == (0, 1, 2.5, 3)
     assert world.publish("key", lambda: "value") == "value"
+
+
+def test_what_the_first_rank_makes_may_take_longer_than_the_timeout():
+    """A silent one is given up."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=1))
+    first, second = World(0, 2, store=server), World(1, 2, store=client)
+
+    def slow() -> str:
+        time.sleep(3)
+        return "text"
+
+    with ThreadPoolExecutor() as pool:
+        made = pool.submit(first.publish, "key", slow)
+        assert second.publish("key", str) == made.result() == "text"
+    with pytest.raises(DistStoreError):
+        second.publish("another", str)
 
 
 def test_a_process_that_torchrun_started_alone_ends_with_it_too(monkeypatch):

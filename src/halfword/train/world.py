@@ -26,6 +26,8 @@ from halfword.errors import UsageError
 FAILURE, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 TIMEOUT_S = 600
 POLL_S = 0.5
+LOOK_S = 0.05
+BEATS = "beats"
 
 
 class World:
@@ -88,19 +90,27 @@ class World:
         """Return on every rank what the first one makes, before they are connected."""
         if self._store is None:
             return make()
-        if self.is_first:
-            self._store.set(key, make())
+        with self.first_goes_first(f"{key} made"):
+            if self.is_first:
+                self._store.set(key, make())
         published: bytes = self._store.get(key)
         return published.decode()
 
     @contextlib.contextmanager
     def first_goes_first(self, key: str) -> Iterator[None]:
-        """Let the first rank through, then the others, who find caches filled."""
-        if self._store is not None and not self.is_first:
-            self._store.wait([key])
-        yield
-        if self._store is not None and self.is_first:
+        """Let the first rank through, then the others, who find caches filled.
+
+        It may take longer than a timeout as long as it shows that it is alive.
+        """
+        if self._store is None:
+            yield
+        elif self.is_first:
+            with _beating(self._store):
+                yield
             self._store.set(key, "done")
+        else:
+            _wait_while_beating(self._store, key)
+            yield
 
     def connect(self, device: torch.device, shard_size: int | None, timeout_s: float) -> None:
         """Make the process group, the mesh and the group for checkpoints."""
@@ -188,6 +198,35 @@ def is_loss_of_contact(error: BaseException) -> bool:
     return isinstance(error, distributed.DistError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error).lower()
     )
+
+
+@contextlib.contextmanager
+def _beating(store: Store) -> Iterator[None]:
+    """Count on at the store while this rank makes what the others wait for."""
+    made = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(RuntimeError):  # the store has gone; the main thread will say so
+            while not made.wait(POLL_S):
+                store.add(BEATS, 1)
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        made.set()
+
+
+def _wait_while_beating(store: Store, key: str) -> None:
+    """Wait for a key of the first rank; DistStoreError where that was silent for a timeout."""
+    timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # which torch's stubs lack
+    beats, heard = 0, time.monotonic()
+    while not store.check([key]):  # store.wait would write a warning for each look
+        if (counted := store.add(BEATS, 0)) != beats:
+            beats, heard = counted, time.monotonic()
+        elif time.monotonic() - heard > timeout.total_seconds():
+            raise distributed.DistStoreError(f"no {key} and no sign of life of the first rank")
+        time.sleep(LOOK_S)
 
 
 def _end_with_launcher() -> None:
