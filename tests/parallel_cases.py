@@ -39,7 +39,7 @@ COMBINATIONS = [
     if len(set(moments)) <= 1 and (rule == "adamw" or (dtype, master_weights) == (BF16, "auto"))
 ]
 STAGES = (0, 1, 2, 3)
-SAVED = [(0, "exact"), (1, "bf16-sr"), *((3, precision) for precision in PRESETS)]
+SAVED = [(0, "exact"), (1, "bf16-sr"), (2, "lean"), *((3, precision) for precision in PRESETS)]
 Digests = dict[str, str]
 Make = Callable[[torch.dtype], nn.Module]
 
@@ -162,24 +162,34 @@ def injected(make: Make, combination: Any = STOCHASTIC) -> list[str]:
 
 
 def every_format(mesh: DeviceMesh) -> dict[Any, list[str]]:
-    """Stages 0 and 2 hold what a process alone and stage 3 hold: one combination is enough."""
-    found = {}
-    for combination in COMBINATIONS:
-        for stage in STAGES if combination == STOCHASTIC else (1, 3):
-            found[stage, name_of(combination)] = injected(spread(stage, mesh), combination)
-    return found
+    """What differs in each stage, after three steps."""
+    return {
+        (stage, name_of(combination)): injected(spread(stage, mesh), combination)
+        for combination in COMBINATIONS
+        for stage in stages_of(mesh.size(), combination)
+    }
+
+
+def stages_of(size: int, combination: Any) -> tuple[int, ...]:
+    """Stages 0 and 2 hold what a process alone and stage 3 hold: all formats in one world do."""
+    return STAGES if size == 2 or combination == STOCHASTIC else (1, 3)
 
 
 def other_layouts(mesh: DeviceMesh) -> dict[str, list[str]]:
     """Columns on each rank, and blocks and copies where the world is a square."""
     found = {"columns": injected(cut(mesh, [Shard(1)]))}
     if mesh.size() == 4:
-        square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        found["blocks"] = injected(cut(square, [Shard(0), Shard(1)]))
-        found["copies"] = injected(cut(square, [Replicate(), Shard(1)]))
+        found["blocks"] = injected(cut(square(), [Shard(0), Shard(1)]))
+        found["copies"] = injected(cut(square(), [Replicate(), Shard(1)]))
         for stage in (1, 3):
-            found[f"hybrid, stage {stage}"] = injected(spread(stage, square))
+            found[f"hybrid, stage {stage}"] = injected(spread(stage, square()))
     return found
+
+
+@functools.cache
+def square() -> DeviceMesh:
+    """Two copies of two shards, for 4 ranks."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 
 
 def refused(mesh: DeviceMesh) -> str:
@@ -313,16 +323,22 @@ def trainings(mesh: DeviceMesh, settings: dict[str, Any]) -> dict[str, Any]:
     """Every stage on the same data, and what should not or should make a difference."""
     settings = settings | {"batch_size": settings["batch_size"] // mesh.size()}
 
-    def of(stage: int, damaged: bool = False, **changes: Any) -> dict[str, Any]:
+    def of(
+        stage: int, damaged: bool = False, mesh: DeviceMesh = mesh, **changes: Any
+    ) -> dict[str, Any]:
         config = TrainConfig(**{**settings, "zero_stage": stage, **changes})
         return trained(config, mesh, damaged)
 
     found = {f"stage {stage}": of(stage) for stage in STAGES}
     short = {"num_steps": 4}
-    found |= {f"not reduced {stage}": of(stage, True, num_steps=12) for stage in (0, 3)}
+    cumulative = short | {"gradient_accumulation_steps": 2}
+    found |= {f"not reduced {stage}": of(stage, True, num_steps=12) for stage in STAGES}
+    if mesh.size() == 4:
+        found["accumulated 0"] = of(0, **cumulative)
+        found |= {f"hybrid {stage}": of(stage, mesh=square(), **cumulative) for stage in (1, 3)}
     if mesh.size() == 2:
-        cumulative = short | {"gradient_accumulation_steps": 2}
         found |= {f"accumulated {stage}": of(stage, **cumulative) for stage in STAGES}
+        found["accumulated, offloaded"] = of(3, **cumulative, cpu_offload=True)
         found["short"] = of(3, **short)
         found["recomputed"] = of(3, **short, activation_checkpointing=True)
         found["offloaded"] = of(3, **short, cpu_offload=True)
@@ -337,38 +353,48 @@ def saves(mesh: DeviceMesh, folder: Path) -> dict[Any, list[str]]:
     for stage, precision in SAVED:
         model, optimizer = made(spread(stage, mesh), preset(precision))
         inject(model, optimizer, range(2))
-        tensors, settings = flatten(model, optimizer)
-        write(folder / f"{stage}-{precision}", 2, tensors, {"contents": settings}, ranks)
+        save(model, optimizer, folder / f"{stage}-{precision}", ranks)
         found[stage, precision] = differing(model, optimizer, preset(precision), 2)
     return found
+
+
+def save(model: nn.Module, optimizer: Optimizer, folder: Path, ranks: Ranks) -> None:
+    """Write a checkpoint after two steps."""
+    tensors, settings = flatten(model, optimizer)
+    write(folder, 2, tensors, {"contents": settings}, ranks)
 
 
 def loads(mesh: DeviceMesh, folder: Path) -> dict[Any, list[str]]:
     """What differs in each checkpoint that is read in another stage and world."""
     found = {}
     ranks = Ranks(distributed.new_group(backend="gloo"))
-    for (stage, precision), into in itertools.product(SAVED, (0, 3)):
-        make = spread(into, mesh)
-        found[stage, precision, into] = loaded(
-            make, precision, folder / f"{stage}-{precision}", ranks
-        )
-    model, optimizer = made(spread(0, mesh), preset("exact"))
-    inject(model, optimizer, range(2))
-    tensors, settings = flatten(model, optimizer)
-    back = folder / f"back-{mesh.size()}"
-    write(back, 2, tensors, {"contents": settings}, ranks)
-    found["back"] = loaded(spread(3, mesh), "exact", back, ranks)
+    for (stage, precision), into in itertools.product(SAVED, STAGES):
+        saved = folder / f"{stage}-{precision}"
+        found[stage, precision, into] = loaded(spread(into, mesh), precision, saved, ranks)
+    for precision in PRESETS:  # stage 3 to 0 and back
+        model, optimizer = read_into(spread(0, mesh), precision, folder / f"3-{precision}", ranks)
+        back = folder / f"back-{mesh.size()}-{precision}"
+        save(model, optimizer, back, ranks)
+        found["back", precision] = loaded(spread(3, mesh), precision, back, ranks)
     return found
 
 
 def loaded(make: Make, precision: str, folder: Path, ranks: Ranks | None = None) -> list[str]:
     """What differs after a checkpoint is read, and after one step more."""
-    model, optimizer = made(make, preset(precision))
-    _, tensors, state = read(folder, targets(model), ranks)
-    restore(model, optimizer, tensors, state["contents"])
+    model, optimizer = read_into(make, precision, folder, ranks)
     found = differing(model, optimizer, preset(precision), 2)
     inject(model, optimizer, [2])
     return found + differing(model, optimizer, preset(precision), 3)
+
+
+def read_into(
+    make: Make, precision: str, folder: Path, ranks: Ranks | None
+) -> tuple[nn.Module, Optimizer]:
+    """A model and its optimizer that a checkpoint was read into."""
+    model, optimizer = made(make, preset(precision))
+    _, tensors, state = read(folder, targets(model), ranks)
+    restore(model, optimizer, tensors, state["contents"])
+    return model, optimizer
 
 
 def preset(precision: str) -> Any:
@@ -397,7 +423,7 @@ def run_all(rank: int, size: int, folder: str, settings: dict[str, Any]) -> dict
         "nonfinite": nonfinite(mesh),
         "norms": norms(mesh),
         "adapters": adapters(mesh) if size == 2 else {},
-        "trainings": trainings(mesh, settings) if size != 3 else {},
+        "trainings": trainings(mesh, settings) if size in (2, 4) else {},
         "held": held(mesh),
         "saves": saves(mesh, shared) if size == 4 else {},
         "loads": loads(mesh, shared) if size != 4 else {},

@@ -23,6 +23,7 @@ from helpers import name_of
 from ranks import launch
 
 SIZES = (2, 3, 4)
+WORLDS = (1, *SIZES)
 STEPS = 30
 
 
@@ -78,11 +79,11 @@ def plain(dtype: torch.dtype) -> torch.nn.Module:
     return cases.Net().to(dtype)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", WORLDS)
 @pytest.mark.parametrize("combination", cases.COMBINATIONS, ids=name_of)
 def test_the_same_gradients_give_the_same_bits_in_every_stage_and_world(of, combination, size):
     """Weights, masters, remainders and moments; uneven, empty, tied and frozen parameters."""
-    stages = cases.STAGES if combination == cases.STOCHASTIC else (1, 3)
+    stages = cases.stages_of(size, combination)
     for rank in of(size, "formats"):
         found = {stage: rank[stage, name_of(combination)] for stage in stages}
         assert found == {stage: [] for stage in stages}
@@ -168,7 +169,7 @@ def test_training_follows_the_single_process(of, alone, stage, size):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_without_the_reduction_the_same_check_fails(of, alone, size):
-    for stage in (0, 3):
+    for stage in cases.STAGES:
         ranks = [rank[f"not reduced {stage}"] for rank in of(size, "trainings")]
         assert follows(ranks[0], ranks, alone) != [], stage
 
@@ -187,8 +188,18 @@ def test_choices_of_memory_do_not_change_bits(of):
     found = of(2, "trainings")[0]
     assert found["recomputed"]["digests"] == found["short"]["digests"]
     assert found["offloaded"]["digests"] == found["short"]["digests"]
+    assert found["accumulated, offloaded"]["digests"] == found["accumulated 3"]["digests"]
     losses = zip(found["summed in bf16"]["losses"], found["short"]["losses"], strict=True)
     assert all(abs(a - b) < 0.005 for a, b in losses)
+
+
+def test_hybrid_sharding_accumulates_as_copies_do(of):
+    ranks = of(4, "trainings")
+    copies = ranks[0]["accumulated 0"]
+    assert ranks[0]["hybrid 1"]["digests"] == copies["digests"]
+    for stage in (1, 3):
+        found = [rank[f"hybrid {stage}"] for rank in ranks]
+        assert follows(found[0], found, copies["losses"]) == [], stage
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -196,16 +207,16 @@ def test_choices_of_memory_do_not_change_bits(of):
 def test_what_4_ranks_saved_is_whole_on_others(of, folder, stage, precision, size):
     """Every plane, element by element; and a step more is that of a run left alone."""
     assert [rank[stage, precision] for rank in of(4, "saves")] == [[]] * 4
+    for into, rank in itertools.product(cases.STAGES, of(size, "loads")):
+        assert rank[stage, precision, into] == [], f"into stage {into}"
     if size == 1:
         assert cases.loaded(plain, precision, folder / f"{stage}-{precision}") == []
-    else:
-        for into, rank in itertools.product((0, 3), of(size, "loads")):
-            assert rank[stage, precision, into] == [], f"into stage {into}"
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_what_stage_0_saved_is_whole_in_stage_3(of, size):
-    assert [rank["back"] for rank in of(size, "loads")] == [[]] * size
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_from_stage_3_to_0_and_back_all_is_whole(of, size):
+    for precision, rank in itertools.product(cases.PRESETS, of(size, "loads")):
+        assert rank["back", precision] == [], precision
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -59,6 +59,19 @@ def accumulated(stage: int, mesh: DeviceMesh, parts: list[slice]) -> Digests:
     return {name: digest(gather(sums[p])) for name, p in named if p in sums}
 
 
+def released(stage: int, mesh: DeviceMesh, release: bool) -> Digests:
+    """Planes after two steps, whose gradients may be released as they arrive."""
+    model, optimizer = made(stage, mesh)
+    if release:
+        optimizer.release_gradients()
+    for _ in range(2):
+        model.backward(model(inputs(mesh)).float().square().mean())
+        assert release == all(p.grad is None for p in optimizer.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    return digests(model, optimizer)
+
+
 def looked_at(stage: int, mesh: DeviceMesh, forward_only: bool) -> str:
     """Outputs after a step, before which a forward pass without a backward pass may have come."""
     model, optimizer = made(stage, mesh)
@@ -170,6 +183,8 @@ def run_all(rank: int, size: int) -> dict[str, Any]:
         "twice": {stage: stepped(stage, mesh, accumulate=2) for stage in STAGES},
         "of one": {stage: accumulated(stage, mesh, [slice(3)]) for stage in STAGES},
         "of two": {stage: accumulated(stage, mesh, [slice(1), slice(1, 3)]) for stage in STAGES},
+        "released": {stage: released(stage, mesh, True) for stage in STAGES},
+        "kept": {stage: released(stage, mesh, False) for stage in STAGES},
         "after a step": {stage: looked_at(stage, mesh, False) for stage in STAGES},
         "after a look": {stage: looked_at(stage, mesh, True) for stage in STAGES},
         "deep copy": {stage: copied(stage, mesh, copy.deepcopy) for stage in STAGES},
@@ -210,6 +225,11 @@ def test_two_optimizers_accumulate_as_one_does(found):
     for rank in found:
         assert rank["of two"] == rank["of one"]
         assert all(len(sums) == 3 for sums in rank["of one"].values())
+
+
+def test_released_gradients_give_the_same_bits(found):
+    for rank in found:
+        assert rank["released"] == rank["kept"]
 
 
 def test_a_forward_pass_alone_leaves_no_stale_weights(found):

@@ -151,6 +151,21 @@ def test_kill_9_of_the_launcher_and_of_a_rank_end_all_and_resume_to_the_last_bit
     assert result(run) == result(tmp_path / "whole")
 
 
+def test_kill_9_in_stage_1_with_8_bits_and_noise_resumes_to_the_last_bit(words, tmp_path):
+    def start(name: str, *more: str) -> list[Any]:
+        shape = ["--zero_stage", "1", "--precision", "lean", "--hidden_dim", "64"]
+        return start_command(2, tmp_path, words(name, *shape, *more, steps=40))
+
+    assert ended(start("whole"), 90) == [0, 0]
+    processes = start("run")
+    wait_for_rows(tmp_path / "run", 12)
+    processes[1].kill()
+    assert ended(processes, TIMEOUT_S) == [1, -signal.SIGKILL]
+    assert len(rows(tmp_path / "run")) < 40
+    assert ended(start("run", "--resume", "auto"), 90) == [0, 0]
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+
+
 def test_a_rank_that_is_killed_is_told_of_once(words, tmp_path):
     processes = start_command(3, tmp_path, words("run", steps=10**6))
     wait_for_rows(tmp_path / "run", 3)
@@ -264,7 +279,7 @@ def test_what_the_first_rank_makes_may_take_longer_than_the_timeout():
     first, second = World(0, 2, store=server), World(1, 2, store=client)
 
     def slow() -> str:
-        time.sleep(3)
+        time.sleep(2)
         return "text"
 
     with ThreadPoolExecutor() as pool:
