@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 
 from halfword import AdamW, noise
 from halfword.backends import Work, choose, native, reference, triton
@@ -287,3 +289,31 @@ def test_a_grad_scaler_skips_and_scales():
             scaler.update(4.0)
         ends.append(opt)
     assert_same_training(*ends)
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_shards_of_fsdp2_have_the_bits_of_the_reference(released):
+    kind = distributed.get_default_backend_for_device(DEVICE)
+    distributed.init_process_group(kind, store=distributed.HashStore(), rank=0, world_size=1)
+    ends = []
+    try:
+        for backend in ("triton", "reference"):
+            torch.manual_seed(0)
+            layers = [nn.Linear(64, 96), nn.Linear(96, 64)]
+            model = nn.Sequential(*layers).to(DEVICE, torch.bfloat16)
+            for unit in (*layers, model):
+                fully_shard(unit)
+            opt = AdamW(model.parameters(), moments="bf16-sr", backend=backend)
+            if released:
+                opt.release_gradients()
+            for _ in range(3):
+                batch = torch.randn(8, 64).to(DEVICE, torch.bfloat16)
+                model(batch).float().square().mean().backward()
+                if not released:
+                    opt.clip_grad_norm(0.5)
+                opt.step()
+                opt.zero_grad()
+            ends.append(opt)
+        assert_same_training(*ends)
+    finally:
+        distributed.destroy_process_group()
