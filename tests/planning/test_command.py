@@ -112,7 +112,7 @@ BAD = {
     "--model gpt2.json": "--model gpt2.json: model_type is 'gpt2', must be llama or mistral; "
     "or give --params",
     "--world_size 0": "--world_size 0: must be at least 1",
-    "--world_size 4 --shard_size 3": "--shard_size 3: does not divide 4 processes",
+    "--world_size 4 --zero_stage 3 --shard_size 3": "--shard_size 3: does not divide 4 processes",
     "--device_memory 80TB": "--device_memory 80TB: must be a size in GiB, as 80, or as 80GB",
     "--zero_stage 4": "--zero_stage 4: should be less than or equal to 3",
 }
