@@ -5,7 +5,7 @@ import pytest
 from plan import TOLERANCE, compare
 
 SETTINGS = {
-    **{"hidden_dim": 64, "num_layers": 2, "seq_length": 64, "batch_size": 2, "num_steps": 3},
+    **{"hidden_dim": 64, "num_layers": 2, "seq_length": 64, "batch_size": 2, "num_steps": 6},
     **{"threads": 1, "device": "cpu", "lr_warmup_steps": 0, "stall_steps": 0},
 }
 
