@@ -104,6 +104,10 @@ def test_the_table_shows_presets_side_by_side(capsys):
 BAD = {
     "--params 1.5": "--params 1.5: must be a whole number, as 6858007633 or 30e9",
     "--params many": "--params many: must be a whole number, as 6858007633 or 30e9",
+    "--params 1e30": "--params 1e30: must be at most 1e+15",
+    "--params 1e999999999": "--params 1e999999999: must be at most 1e+15",
+    "--model empty.json": "--model empty.json: num_hidden_layers is 0, must be at least 1",
+    "--model deep.json": "--model deep.json: is not JSON",
     "--params 1e9 --hidden_dim 64": "--hidden_dim 64: is a model's shape; give it or --params 1e9, "
     "not both",
     "--params 1e9 --model x": "--model x: give it or --params, not both",
@@ -122,6 +126,8 @@ BAD = {
 def test_a_mistake_is_told_in_one_line(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "llama.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "empty.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 0}))
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "gpt2.json").write_text(json.dumps({**LLAMA, "model_type": "gpt2"}))
     assert main(["plan", *words.split()]) == 2
     assert capsys.readouterr().err == f"halfword plan: {BAD[words]}\n"

@@ -18,6 +18,7 @@ from halfword.train.reading import load_config, read_settings
 from halfword.train.tokenizer import NUM_BYTES
 from halfword.train.training import check_world
 
+MOST_PARAMETERS = 10**15  # thousands of times the largest models; torch counts bytes in 64 bits
 UNITS = {"": 2**30, "GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 
 
@@ -93,6 +94,8 @@ def _count(text: str) -> int:
         number = Decimal("NaN")
     if not number.is_finite() or number < 1 or number != number.to_integral_value():
         raise UsageError("--params", text, "must be a whole number, as 6858007633 or 30e9")
+    if number > MOST_PARAMETERS:
+        raise UsageError("--params", text, f"must be at most {MOST_PARAMETERS:.0e}")
     return int(number)
 
 

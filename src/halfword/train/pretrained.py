@@ -152,7 +152,7 @@ def _read_table(option: str, file: Path) -> dict[str, Any]:
         where = file.parent if option == "--init" else file
         problem = "has no config.json" if option == "--init" else "cannot be read"
         raise UsageError(option, where, f"{problem}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):  # brackets in brackets without an end
         raise UsageError(option, file, "is not JSON") from None
     if not isinstance(table, dict):
         raise UsageError(option, file, "is not a LlamaConfig")
@@ -168,6 +168,8 @@ def _shape(option: str, file: Path, table: Mapping[str, Any]) -> dict[str, Any]:
         if type(value) is not (bool if name == "tie_embeddings" else int):
             fix = f"{SHAPE[name]} is {value!r}, no number or no truth value"
             raise UsageError(option, file, fix)
+        if name != "tie_embeddings" and value < 1:
+            raise UsageError(option, file, f"{SHAPE[name]} is {value}, must be at least 1")
     return shape
 
 
