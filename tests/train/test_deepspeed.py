@@ -249,6 +249,19 @@ REFUSED = [
     (zero(stage=4), "{file}: zero_optimization.stage 4: should be less than or equal to 3"),
     (optimizer("AdamW", lr=True), "{file}: optimizer.params.lr true: should be a valid number"),
     (optimizer("AdamW", lr=0), "{file}: optimizer.params.lr 0: should be greater than 0"),
+    (
+        {**optimizer("AdamW", lr=0), **scheduler("WarmupLR", warmup_min_lr=0.1)},
+        "{file}: optimizer.params.lr 0: should be greater than 0",
+    ),
+    (
+        scheduler("WarmupLR", warmup_min_lr=0.1, warmup_max_lr=0.01),
+        "{file}: scheduler.params.warmup_min_lr 0.1: is more than the peak, 0.01",
+    ),
+    ("[" * 100_000, "--deepspeed_config {file}: has sections in sections without an end"),
+    (
+        f'{{"train_batch_size": {"9" * 5000}}}',
+        "--deepspeed_config {file}: has a number of too many digits",
+    ),
     (optimizer("AdamW", betas=[0.9]), "{file}: optimizer.params.betas [0.9]: "),
     (optimizer("AdamW", betas=[0.9, 1]), "{file}: optimizer.params.betas [0.9, 1]: should be less"),
     (optimizer("AdamW", amsgrad=True), "{file}: optimizer.params.amsgrad true: leave it out"),

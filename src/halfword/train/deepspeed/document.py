@@ -81,6 +81,12 @@ def _load(file: Path) -> dict[str, Any]:
         refuse("is not a text file in UTF-8")
     except json.JSONDecodeError as error:
         refuse(f"is not JSON: {error}")
+    except RecursionError:
+        refuse("has sections in sections without an end")
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        refuse("has a number of too many digits")
     if not isinstance(loaded, dict):
         refuse("is not a JSON object, {...}")
     return loaded

@@ -110,9 +110,11 @@ def _schedule_setting(it: Translation, key: str, name: str, value: Any, note: st
         it.give(key, note, learning_rate=float(value))
     elif name == "warmup_min_lr":
         peak = _peak(it)
-        it.give(
-            key, note or f"of the peak, {peak:g}", lr_start_ratio=value / peak if value else 0.0
-        )
+        if value > peak > 0:
+            it.document.refuse(key, f"is more than the peak, {peak:g}")
+        # A peak that is not above 0 is told of as the learning rate.
+        ratio = value / peak if value and peak > 0 else 0.0
+        it.give(key, note or f"of the peak, {peak:g}", lr_start_ratio=ratio)
     elif name == "total_num_steps":
         it.give(key, num_steps=value)
     else:
