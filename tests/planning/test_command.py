@@ -118,6 +118,9 @@ BAD = {
     "--world_size 0": "--world_size 0: must be at least 1",
     "--world_size 4 --zero_stage 3 --shard_size 3": "--shard_size 3: does not divide 4 processes",
     "--device_memory 80TB": "--device_memory 80TB: must be a size in GiB, as 80, or as 80GB",
+    "--hidden_dim 1000000000000": "--hidden_dim 1000000000000: should be less than or equal to "
+    "65536",
+    "--batch_size 1000000000": "--batch_size 1000000000: should be less than or equal to 65536",
     "--zero_stage 4": "--zero_stage 4: should be less than or equal to 3",
 }
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from halfword.errors import UsageError
-from halfword.report import compare
+from halfword.report import compare, report
 
 LOSSES = [4.0, 3.0, 2.5, 2.25]
 FILES = ["comparison.json", "comparison.md", "loss.png", "memory.png"]
@@ -94,6 +94,22 @@ def test_an_output_that_cannot_be_written_is_refused(write_run, tmp_path, termin
         compare([path, path], output, terminal)
     fix = "cannot be written (Not a directory); name a folder that can"
     assert str(error.value) == f"--output {output}: {fix}"
+
+
+@pytest.mark.parametrize(("command", "suffix"), [(compare, ".png"), (report, ".html")])
+def test_an_output_that_is_an_input_is_refused(command, suffix, tmp_path, terminal):
+    losses = tmp_path / f"losses{suffix}"
+    losses.write_text("step,loss\n0,4.0\n1,3.0\n")
+    with pytest.raises(UsageError, match="is one of the runs; name another"):
+        command([losses, losses], losses, terminal)
+    assert losses.read_text().startswith("step,loss")
+
+
+@pytest.mark.parametrize("command", [compare, report])
+def test_a_name_that_is_too_long_is_refused(command, write_run, tmp_path, terminal):
+    path = write_run("exact", LOSSES)
+    with pytest.raises(UsageError, match="cannot be written .File name too long.; name another"):
+        command([path, path], tmp_path / f"{'n' * 300}.html", terminal)
 
 
 def test_a_failed_write_leaves_the_earlier_comparison_whole(

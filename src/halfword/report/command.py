@@ -1,5 +1,6 @@
 """`compare` and `report`: read runs, hold them against each other, say and write what was found."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def compare(paths: Sequence[Path], output: Path, console: Console) -> Comparison
     Raises:
         UsageError: a path is not a run, a file in it is damaged, or the output cannot be written.
     """
+    _refuse_input(output, paths)
     is_plot = output.suffix.lower() in PLOT_KINDS and not output.is_dir()
     if output.exists() and not output.is_dir() and not is_plot:
         kinds = ", ".join(PLOT_KINDS)
@@ -47,12 +49,24 @@ def report(paths: Sequence[Path], output: Path, console: Console) -> Comparison:
     Raises:
         UsageError: a path is not a run, a file in it is damaged, or the output cannot be written.
     """
+    _refuse_input(output, paths)
     check_output(output)
     comparison = build(load_runs(paths, at_least=1))
     write_html(comparison, output)
     console.print(Text(comparison.sentence(), style="bold"), soft_wrap=True)
     console.print(Text(f"Written: {output}"), soft_wrap=True)
     return comparison
+
+
+def _refuse_input(output: Path, runs: Sequence[Path]) -> None:
+    """Raise UsageError where the output is what would be read, or has no possible name."""
+    try:
+        exists = output.exists()
+    except OSError as error:
+        fix = f"cannot be written ({error.strerror}); name another"
+        raise UsageError("--output", output, fix) from None
+    if exists and any(os.path.exists(run) and output.samefile(run) for run in runs):
+        raise UsageError("--output", output, "is one of the runs; name another")
 
 
 def _show(comparison: Comparison, written: Sequence[Path], console: Console) -> None:

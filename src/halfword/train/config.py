@@ -136,11 +136,12 @@ class TrainConfig(BaseModel):
         "tokenizer.json or the folder it is in",
     )
 
-    num_layers: int = Field(4, ge=1, description="layers of the model")
-    hidden_dim: int = Field(256, ge=2, description="width of the model")
+    num_layers: int = Field(4, ge=1, le=2**12, description="layers of the model")
+    hidden_dim: int = Field(256, ge=2, le=2**16, description="width of the model")
     ffn_dim: int = Field(
         default_factory=_default_ffn_dim,
         ge=1,
+        le=2**18,
         description="width inside the feed-forward network [default: 8/3 of --hidden_dim, rounded "
         "up to a multiple of 32]",
     )
@@ -151,15 +152,15 @@ class TrainConfig(BaseModel):
         description="key and value heads of a layer [default: --num_heads]",
     )
     vocab_size: int | None = Field(
-        None, ge=1, description="rows of the embedding [default: the tokenizer's]"
+        None, ge=1, le=2**24, description="rows of the embedding [default: the tokenizer's]"
     )
-    seq_length: int = Field(256, ge=1, description="tokens in a sequence")
+    seq_length: int = Field(256, ge=1, le=2**20, description="tokens in a sequence")
     tie_embeddings: bool = Field(False, description="use the embedding as the output matrix too")
     activation_checkpointing: bool = Field(
         False, description="recompute a layer's activations in the backward pass: less memory"
     )
 
-    batch_size: int = Field(16, ge=1, description="sequences in a micro-batch")
+    batch_size: int = Field(16, ge=1, le=2**16, description="sequences in a micro-batch")
     gradient_accumulation_steps: int = Field(
         1, ge=1, description="micro-batches in a step; from 2 on, gradients are summed in FP32"
     )
@@ -236,9 +237,7 @@ class TrainConfig(BaseModel):
         "weights too",
     )
     shard_size: int | None = Field(
-        None,
-        ge=1,
-        description="processes that share one copy of what is sharded [default: all]",
+        None, ge=1, description="processes that share one copy of what is sharded [default: all]"
     )
     reduce_dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="in which gradients are summed over processes"
