@@ -76,7 +76,8 @@ BAD_TRAIN = {
     "--tokenizer gpt9": "--tokenizer gpt9: no such file",
     "--tokenizer tokenizer.json": "--tokenizer tokenizer.json: is not a tokenizer.json",
     f"--tokenizer {'x' * 300}": f"--tokenizer {'x' * 300}: no such file",
-    f"--hidden_dim {10**12}": f"--hidden_dim {10**12}: the model cannot be made: ",
+    f"--hidden_dim {10**12}": f"--hidden_dim {10**12}: should be less than or equal to 65536",
+    "--hidden_dim 65536 --vocab_size 16777216": "--hidden_dim 65536: the model cannot be made: ",
     "--vocab_size 100": "--vocab_size 100: too few for the tokenizer, which has 256",
     "--num_heads 3": "--num_heads 3: does not divide --hidden_dim 16",
     "--num_kv_heads 4": "--num_kv_heads 4: does not divide --num_heads 2",
@@ -179,7 +180,8 @@ BAD_REPORT = {
     "old_run": "RUN old_run: is not a run: it holds no metrics.csv",
     "losses.csv words.csv": "RUN words.csv: has the header 'some,words'",
     "losses.csv -o old_run": "--output old_run: is a folder; name a file, as report.html",
-    "losses.csv -o losses.csv": "--output losses.csv: is no page's name; name a file that ends",
+    "losses.csv -o losses.csv": "--output losses.csv: is one of the runs; name another",
+    "losses.csv -o words.csv": "--output words.csv: is no page's name; name a file that ends",
     "losses.csv -o text.txt/a.html": "--output text.txt/a.html: cannot be written (Not a directory",
 }
 
