@@ -66,11 +66,11 @@ def _load(file: Path) -> dict[str, Any]:
         raise UsageError("--deepspeed_config", file, problem)
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [ALIASES.get(name, name) for name, _ in pairs]
+        names = [name for name, _ in pairs]
         for name in names:
             if names.count(name) > 1:
                 refuse(f"has the key {name} twice in one section")
-        return dict(zip(names, (value for _, value in pairs), strict=True))
+        return {ALIASES.get(name, name): value for name, value in pairs}
 
     try:
         text = file.read_text(encoding="utf-8")
