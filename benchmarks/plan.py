@@ -11,6 +11,7 @@ Writes benchmarks/results/plan.json; fails where that is missed.
 
 import argparse
 import itertools
+import math
 import sys
 import tempfile
 import time
@@ -152,9 +153,7 @@ def example() -> dict[str, Any]:
         "settings": EXAMPLE,
         "world_size": RANKS,
         "seconds": time.perf_counter() - started,
-        "num_parameters": sum(
-            a * b for a, b in ((*s, 1)[:2] for s in shapes(config, EXAMPLE["vocab_size"]))
-        ),
+        "num_parameters": sum(map(math.prod, shapes(config, EXAMPLE["vocab_size"]))),
         "presets": {row.name: row.moments for row in rows},
     }
 

@@ -50,15 +50,15 @@ def of(folder: Path, settings: dict[str, Any]) -> Any:
     """Return what the ranks of a world found; the world of 4 comes first, for it saves."""
 
     @functools.cache
-    def found(size: int) -> list[dict[str, Any]] | AssertionError:
+    def found(size: int) -> list[dict[str, Any]] | RuntimeError:
         try:
             return launch(size, cases.run_all, str(folder), settings)
-        except AssertionError as error:  # each test is to fail, but not to launch again
+        except RuntimeError as error:  # each test is to fail, but not to launch again
             return error
 
     def of(size: int, part: str) -> list[Any]:
         for ranks in (found(4), found(size)):
-            if isinstance(ranks, AssertionError):
+            if isinstance(ranks, RuntimeError):
                 raise ranks
         return [rank[part] for rank in ranks]
 

@@ -32,11 +32,8 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def optimizer(it: Translation) -> None:
     """Read `optimizer`."""
-    kind = it.value("optimizer.type")
-    params = [key for key in it.document.written if key.startswith("optimizer.params.")]
+    kind, params = _type_and_params(it, "optimizer")
     if kind is None:
-        if params:
-            it.document.refuse("optimizer.type", "name the optimizer that has the params")
         it.say("optimizer", "the command line's, or halfword's default")
         return
     if kind.lower() not in OPTIMIZERS:
@@ -80,11 +77,8 @@ def _rule_settings(it: Translation, kind: str) -> None:
 
 def schedule(it: Translation) -> None:
     """Read `scheduler`, after `optimizer`, whose learning rate it may replace."""
-    kind = it.value("scheduler.type")
-    params = [key for key in it.document.written if key.startswith("scheduler.params.")]
+    kind, params = _type_and_params(it, "scheduler")
     if kind is None:
-        if params:
-            it.document.refuse("scheduler.type", "name the scheduler that has the params")
         if not it.document.is_left_open("scheduler.type"):
             it.give("scheduler", lr_schedule="constant", lr_warmup_steps=0)
         return
@@ -133,3 +127,12 @@ def _peak(it: Translation) -> float:
     settings = {**it.settings, **({"learning_rate": highest} if highest else {}), **it.flags}
     rate: float = settings.get("learning_rate", LEARNING_RATES[settings.get("optimizer", "adamw")])
     return rate
+
+
+def _type_and_params(it: Translation, section: str) -> tuple[str | None, list[str]]:
+    """Return what a section names, and the keys of its parameters, which need a name."""
+    kind = it.value(f"{section}.type")
+    params = [key for key in it.document.written if key.startswith(f"{section}.params.")]
+    if params and kind is None:
+        it.document.refuse(f"{section}.type", f"name the {section} that has the params")
+    return kind, params
